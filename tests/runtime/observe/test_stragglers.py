@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -34,18 +34,21 @@ def follow(ranks: Mesh, rows: Iterable[Sequence[RankSeconds]]) -> list[Found]:
 
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("part", range(6))
-def test_noise_alone_is_never_reported(part: int, noise: str) -> None:
+def test_noise_alone_is_never_reported(part: int, noise: str, record_property: Callable[[str, object], None]) -> None:
     """300 runs of 150 rows for each noise."""
     for seed in range(50 * part, 50 * part + 50):
         ranks = MESHES[seed % len(MESHES)]
         assert not follow(ranks, NoisyRanks(ranks, NOISES[noise], random.Random(seed)).rows(150)), seed
+    record_property("runs_without", 50)
 
 
 @pytest.mark.parametrize(
     ("noise", "shares"), [("quiet", (0.97, 1, 1)), ("shared", (0.8, 0.95, 1)), ("busy", (0.2, 0.5, 0.8))]
 )
 @pytest.mark.parametrize("first", [0, 60])
-def test_a_rank_that_takes_thirty_percent_longer_is_found(first: int, noise: str, shares: tuple[float, ...]) -> None:
+def test_a_rank_that_takes_thirty_percent_longer_is_found(
+    first: int, noise: str, shares: tuple[float, ...], record_property: Callable[[str, object], None]
+) -> None:
     """`shares` of 100 runs in which it is found within 20, 40 and 80 rows. No other rank is reported."""
     waits = []
     for seed in range(1000, 1100):
@@ -61,6 +64,9 @@ def test_a_rank_that_takes_thirty_percent_longer_is_found(first: int, noise: str
             assert first - 4 <= found[0][1].since <= found[0][0]
     measured = [sum(wait <= rows for wait in waits) / len(waits) for rows in (20, 40, 80)]
     assert all(share >= least for share, least in zip(measured, shares, strict=True)), measured
+    if noise == "quiet":
+        record_property("quiet_runs", sum(wait <= 20 for wait in waits))
+        record_property("quiet_of", len(waits))
 
 
 @pytest.mark.parametrize("factor", [1.3, 3.0])
