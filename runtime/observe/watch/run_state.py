@@ -93,10 +93,10 @@ class RunState:
             self.end = event
         elif name == "save":
             self.save = event
-        elif name == "straggler":
-            self.stragglers[event["rank"]] = event
+        elif name == "straggler" and isinstance(rank := event.get("rank"), int):
+            self.stragglers[rank] = event
         elif name == "straggler_over":
-            self.stragglers.pop(event["rank"], None)
+            self.stragglers.pop(event.get("rank", -1), None)
 
     # ---- derived values
 

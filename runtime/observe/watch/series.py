@@ -69,8 +69,9 @@ def _is_finite(state: RunState) -> float | None:
 def _stragglers(state: RunState) -> dict[tuple[str, ...], float]:
     """Return the factors of slow ranks by rank, host and part."""
     return {
-        (str(event["rank"]), str(event["host"]), str(event["part"])): float(event["factor"])
-        for event in state.stragglers.values()
+        (str(rank), str(event.get("host", "")), str(event.get("part", ""))): factor
+        for rank, event in state.stragglers.items()
+        if isinstance(factor := event.get("factor"), float)
     }
 
 
