@@ -15,7 +15,7 @@ from runtime.contract.recipe import Validation
 from runtime.launch.heartbeat import Board
 from runtime.observe.events import Events
 from runtime.observe.health import replicas
-from runtime.observe.health.stragglers import Straggler, StragglerError, Stragglers, peers_of
+from runtime.observe.health.stragglers import LINK_PARTS, Straggler, StragglerError, Stragglers, peers_of
 from runtime.observe.metrics import MetricsWriter
 from runtime.observe.progress import Progress
 from runtime.observe.slots import host
@@ -174,6 +174,8 @@ class StragglerWatch(Observer):
 
     def _reason_to_keep(self, straggler: Straggler) -> str:
         """Return why the device of a straggler stays in the run, "" if it does not."""
+        if straggler.part in LINK_PARTS:
+            return "a link is slow, which may be that of another rank"
         num_others = self.trainer.plan.mesh.world - 1
         if self.kept_because or straggler.factor * num_others > num_others + 1:
             return self.kept_because

@@ -11,7 +11,7 @@ exceeds this factor counts. So the load of an expert never looks like a slow dev
 
 The seconds in which a rank waits for others (messages, exchanges, sums) are no sign of a slow device: a straggler waits
 less than its peers, because they wait for it. If all ranks work alike, and still one of them waits longer for its
-messages or exchanges than its peers do, its link is slow.
+messages or exchanges than its peers do, a link is slow: its own, or one between ranks that it waits for.
 
 A rank is reported if its times in the last 16, 32 or 64 samples agree that it is slower. Let the value of a sample be
 the logarithm of its ratio. Then
@@ -86,8 +86,11 @@ class RankSeconds:
 
 @dataclass(frozen=True)
 class Straggler:
-    """A slow rank. `part`: what takes long. `factor`: how many times as long its work takes as that of its peers; for
-    waits, how many times as long its peers would take if they waited as long. `since`: the first step that shows it."""
+    """A slow rank. `part`: what takes long. `since`: the first step that shows it.
+
+    `factor`: how many times as long its work takes as that of its peers. For LINK_PARTS, where a link is slow and not
+    its device: how many times as long its peers would take if they waited as long.
+    """
 
     rank: int
     part: Part
@@ -103,7 +106,7 @@ class Straggler:
             "exchange": "waits for exchanges and computes",
         }[self.part]
         whom = f"rank {self.rank} on {host} {reason} {self.factor:.2f} times as long as its peers since step"
-        link = "; all ranks compute alike, so its link is slow" if self.part in LINK_PARTS else ""
+        link = "; all ranks compute alike, so a link that it waits for is slow" if self.part in LINK_PARTS else ""
         return f"{whom} {self.since:,}{link}"
 
 
