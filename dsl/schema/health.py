@@ -1,4 +1,4 @@
-"""What a run does about a loss that is not finite, a loss spike, or replicas that differ."""
+"""What a run does about a loss that is not finite, a loss spike, replicas that differ, or a slow rank."""
 
 from __future__ import annotations
 
@@ -14,6 +14,14 @@ ACTIONS = Choices(
         "stop": "end the run; `--resume --skip-batch` continues without these samples",
         "skip": "repeat the step with the next samples, as if these were not in the data",
         "rollback": "go back `back` steps and continue, as if the samples since then were not in the data",
+    }
+)
+Response = Literal["warn", "exclude"]
+RESPONSES = Choices(
+    {
+        "warn": "report it",
+        "exclude": "also save a checkpoint and continue without its device, if that is faster; needs `dsc train "
+        "--restarts N --elastic`",
     }
 )
 Remembered = Annotated[int, Field(ge=1, le=10_000), StoredUnit("step", bare=True)]
@@ -47,8 +55,8 @@ class Spike(Node):
 
 
 class Health(Node):
-    """What to do about a step with a bad loss or gradient, before any weight changes; and how often to compare
-    replicas."""
+    """What to do about a step with a bad loss or gradient, before any weight changes; how often to compare replicas;
+    and what to do about a slow rank."""
 
     not_finite: Annotated[
         Action,
@@ -98,6 +106,14 @@ class Health(Node):
         ),
         StoredUnit("step", bare=True),
     ] = None
+    straggler: Annotated[
+        Response | None,
+        Field(
+            description="what to do about a rank on a CPU that is slower than ranks with the same work; none: nothing",
+            examples=["straggler = exclude"],
+        ),
+        RESPONSES,
+    ] = "warn"
 
     @property
     def rolls_back(self) -> bool:

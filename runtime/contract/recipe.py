@@ -122,7 +122,7 @@ class HealthRecipe:
     """The action after a step whose loss or gradient norm is not finite, or a spike over `window` steps.
 
     A rollback goes back `back` steps; after `most` skips and rollbacks in a window the run ends. `rerun`: first
-    recompute the step. `hash`: steps between comparisons of replicas.
+    recompute the step. `hash`: steps between comparisons of replicas. `straggler`: the action about a slow rank.
     """
 
     not_finite: Action
@@ -132,6 +132,7 @@ class HealthRecipe:
     most: Count
     rerun: bool
     hash: Count | None
+    straggler: Literal["warn", "exclude"] | None = None
 
 
 @dataclass(frozen=True)

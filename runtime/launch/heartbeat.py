@@ -18,7 +18,7 @@ _ENTRY = struct.Struct("@qq112s")  # step, CLOCK_MONOTONIC in ns, action; two en
 _ENTRIES = 8
 _FINISHED = 1  # byte 0: index of the valid entry; byte 1: whether the rank has finished
 _FAILURE = _ENTRIES + 2 * _ENTRY.size
-_FAILED = struct.Struct("@q?H")  # CLOCK_MONOTONIC in ns (0: none), lost a peer, bytes of text after it
+_FAILED = struct.Struct("@qd?H")  # CLOCK_MONOTONIC in ns (0: none), slowdown, lost a peer, bytes of text after it
 _TEXT = _FAILURE + _FAILED.size
 _NOTICES = _PAGE - 1024
 _TEXT_BYTES = _NOTICES - _TEXT
@@ -41,9 +41,11 @@ class RankBeat:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The exception of a failed rank. `lost_peer`: a connection broke, so the cause may be another rank."""
+    """The exception of a failed rank. `lost_peer`: a connection broke, so the cause may be another rank. `slowdown`: as
+    in ReportedError."""
 
     time_ns: int
+    slowdown: float
     lost_peer: bool
     summary: str  # type and message, the first line of it
     detail: str  # the last lines of the traceback
@@ -99,13 +101,13 @@ class Board:
         """Mark this rank as finished. Exit code 0 is a success only after this."""
         self._memory[self._base + _FINISHED] = 1
 
-    def fail(self, summary: str, detail: str, *, lost_peer: bool) -> None:
+    def fail(self, summary: str, detail: str, *, lost_peer: bool, slowdown: float = 0.0) -> None:
         """Record an exception. A long `detail` keeps its end, where a traceback names the error."""
         head = summary.partition("\n")[0].encode(errors="replace")[:_SUMMARY_BYTES] + b"\n"
         data = head + detail.encode(errors="replace")[-(_TEXT_BYTES - len(head)) :]
         start = self._base + _TEXT
         self._memory[start : start + len(data)] = data
-        _FAILED.pack_into(self._memory, self._base + _FAILURE, time.monotonic_ns(), lost_peer, len(data))
+        _FAILED.pack_into(self._memory, self._base + _FAILURE, time.monotonic_ns(), slowdown, lost_peer, len(data))
 
     def say(self, text: str) -> None:
         """Write a one-line message for the user, which the supervisor shows."""
@@ -174,7 +176,7 @@ class Board:
 
     def failure(self, rank: int) -> Failure | None:
         """Return the exception that a rank recorded, or None."""
-        time_ns, lost_peer, size = _FAILED.unpack_from(self._memory, rank * _PAGE + _FAILURE)
+        time_ns, slowdown, lost_peer, size = _FAILED.unpack_from(self._memory, rank * _PAGE + _FAILURE)
         start = rank * _PAGE + _TEXT
         summary, _, detail = self._memory[start : start + size].decode(errors="replace").partition("\n")
-        return Failure(time_ns, lost_peer, summary, detail) if time_ns else None
+        return Failure(time_ns, slowdown, lost_peer, summary, detail) if time_ns else None

@@ -89,7 +89,9 @@ def run_rank(target: Target, seat: Seat, board: Board) -> NoReturn:
             os._exit(0)
         is_reported = isinstance(error, ReportedError)
         summary = str(error) if is_reported else "".join(traceback.format_exception_only(error))
-        board.fail(summary, "" if is_reported else last_lines(error), lost_peer=is_lost_peer(error))
+        slowdown = error.slowdown if isinstance(error, ReportedError) and not error.of_peer else 0.0
+        detail = "" if is_reported else last_lines(error)
+        board.fail(summary, detail, lost_peer=is_lost_peer(error), slowdown=slowdown)
         traceback.print_exception(error)
     finally:
         try:

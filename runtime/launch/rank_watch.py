@@ -45,13 +45,14 @@ class RankProcess:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A rank that died, with the time and the reason as far as known."""
+    """A rank that died, with the time and the reason as far as known. `slowdown`: as in ReportedError."""
 
     process: RankProcess
     time_ns: int
     lost_peer: bool
     reason: str
     detail: str = ""
+    slowdown: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +204,7 @@ def _death(process: RankProcess, board: Board, end: os.waitid_result, oom_kills:
 def _death_by_exception(process: RankProcess, board: Board) -> Death:
     failure = board.failure(process.rank)
     assert failure is not None
-    return Death(process, failure.time_ns, failure.lost_peer, failure.summary, failure.detail)
+    return Death(process, failure.time_ns, failure.lost_peer, failure.summary, failure.detail, failure.slowdown)
 
 
 def _failure(
@@ -221,9 +222,8 @@ def _failure(
         return _outcome_of_stopped_rank(stopped, [*(d.process for d in deaths), *alive.values()], board)
     cause = min(deaths, key=lambda d: (d.lost_peer, d.time_ns))
     beat = board.read(cause.process.rank)
-    return Outcome(
-        "failed", cause.reason, cause.process.rank, beat.step, beat.action, cause.process.log, detail=cause.detail
-    )
+    place = (cause.process.rank, beat.step, beat.action, cause.process.log)
+    return Outcome("failed", cause.reason, *place, detail=cause.detail, slowdown=cause.slowdown)
 
 
 def _outcome_of_stopped_rank(stopped: RankProcess, processes: Sequence[RankProcess], board: Board) -> Outcome:

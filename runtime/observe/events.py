@@ -33,6 +33,8 @@ Event = Literal[
     "restart",
     "bad_step",
     "fault",
+    "straggler",
+    "straggler_over",
     "export",
     "export_failed",
     "end",

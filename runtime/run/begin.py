@@ -43,6 +43,7 @@ class RunOptions:
     gather_s: float = 0.0  # how long after the start of torchrun an elastic run waits for missing ranks
     copies: bool = True  # copy checkpoints to and from the places in the spec
     slots: Slots | None = None  # devices of a replay
+    kept_because: str = ""  # why the run cannot go on without the device of a straggler
 
 
 class EarlierError(UsageError):
@@ -124,7 +125,13 @@ def loop_of(
         say(f"ops run on torch, which takes about twice as long: {reason}")
     local_rank, debugged = (place.local_rank if place else None), options.debug is not None
     start_s, places_from = options.start_timeout_s, options.data if options.copies else None
-    ranks = Ranks(device, options.transport, local_rank, start_s, options.slots, debugged)
+    kept_because = _reason_to_keep_stragglers(options, place)
+    ranks = Ranks(device, options.transport, local_rank, start_s, options.slots, debugged, kept_because)
+    if (health := build.plan.train.health) and health.straggler == "exclude":
+        if device != "cpu":
+            say("health: slow ranks are not found on GPUs, where waiting counts as computing")
+        elif kept_because:
+            say(f"health: a slow rank is reported, and its device stays: {kept_because}")
     start = Start(start_position(order))
     loop = Loop(build, options.run, corpus, options.steps, start, ranks, options.profile, places_from)
     if options.slots and not place and (reason := options.slots.refusal(build.plan.mesh.world, device, count(device))):
@@ -137,6 +144,13 @@ def loop_of(
     if loop.start.saved is not None and loop.start.step >= loop.total:
         raise NothingToDoError(f"step {loop.start.step} of {loop.total} is reached; set a later one with --steps")
     return loop
+
+
+def _reason_to_keep_stragglers(options: RunOptions, place: TorchrunRank | None) -> str:
+    """Return why the run cannot go on without the device of a straggler, "" if it can."""
+    if place:
+        return "torchrun starts the ranks again on the same machines"
+    return options.kept_because if options.elastic else "to leave it out, use --restarts N --elastic"
 
 
 def _start(loop: Loop, options: RunOptions, say: Callable[[str], None]) -> Start:

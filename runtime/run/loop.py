@@ -37,6 +37,7 @@ from runtime.run.observers import (
     ReplicaCheck,
     RerunFaults,
     StepTraces,
+    StragglerWatch,
     TerminalView,
     ValidationLosses,
 )
@@ -60,7 +61,8 @@ class Ranks:
 
     device: cpu, cuda or shared. local_rank: rank on this machine, None if all ranks are on this machine.
     start_timeout_s: how long ranks wait for each other at the start. slots: the devices of a replay. is_debugged: a
-    rank may wait at a debugger prompt.
+    rank may wait at a debugger prompt. kept_because: why the run cannot go on without the device of a straggler, "" if
+    it can.
     """
 
     device: str = "cpu"
@@ -69,6 +71,7 @@ class Ranks:
     start_timeout_s: float = START_TIMEOUT_S
     slots: Slots | None = None
     is_debugged: bool = False
+    kept_because: str = ""
 
     def take(self, rank: int, world: int, plan: RunPlan) -> tuple[torch.device, str]:
         """Return the device of a rank, checked against its plan, and its name."""
@@ -199,6 +202,9 @@ class Loop:
         yield RerunFaults(trainer, events, say)
         if train.health and train.health.hash and self._leaves_checkpoints:
             yield ReplicaCheck(trainer, train.health.hash, events)
+        if train.health and train.health.straggler and self.ranks.device == "cpu" and self._leaves_checkpoints:
+            excludes = train.health.straggler == "exclude"
+            yield StragglerWatch(trainer, events, say, excludes, self.ranks.kept_because)
         if train.validate and self.profile is None:
             ranks_checkpoints = train.checkpoint is not None and train.checkpoint.best > 0
             yield ValidationLosses(trainer, train.validate, ranks_checkpoints)

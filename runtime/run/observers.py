@@ -15,8 +15,10 @@ from runtime.contract.recipe import Validation
 from runtime.launch.heartbeat import Board
 from runtime.observe.events import Events
 from runtime.observe.health import replicas
+from runtime.observe.health.stragglers import LINK_PARTS, Straggler, StragglerError, Stragglers, peers_of
 from runtime.observe.metrics import MetricsWriter
 from runtime.observe.progress import Progress
+from runtime.observe.slots import host
 from runtime.run.saves import Saves
 from runtime.step import ledger
 from runtime.step.trace import Trace
@@ -28,12 +30,14 @@ StepRow: TypeAlias = dict[str, Any]
 @dataclass
 class EndedStep:
     """A trained step. `row`: its metrics, to which observers may add. `is_last`: the run ends with this step.
-    `is_saved`: a regular checkpoint follows; the checkpoint of a stopped run does not count."""
+    `is_saved`: a regular checkpoint follows; the checkpoint of a stopped run does not count. `leaving`: set by an
+    observer on all ranks: an error with which all ranks end, once the state after this step is saved."""
 
     row: StepRow
     number: int
     is_last: bool
     is_saved: bool
+    leaving: StragglerError | None = None
 
 
 class Observer:
@@ -132,6 +136,62 @@ class ReplicaCheck(Observer):
                 facts = {"ranks": error.ranks, "tensors": error.tensors}
                 self.events.write("fault", step=trainer.step, reason="; ".join(map(str, differences)), **facts)
             raise error
+
+
+@dataclass
+class StragglerWatch(Observer):
+    """Reports slow ranks. `excludes`: whether the run goes on without the device of one. `kept_because`: why it cannot,
+    "" if it can.
+
+    Every rank comes to the same result without a message, and a straggler reports itself, as it knows its machine.
+    """
+
+    trainer: Trainer
+    events: Events
+    say: Callable[[str], None]
+    excludes: bool
+    kept_because: str
+
+    def __post_init__(self) -> None:
+        self._stragglers = Stragglers(peers_of(self.trainer.plan.mesh))
+        self._leaving: Straggler | None = None
+
+    def after_step(self, step: EndedStep) -> None:
+        for straggler, began in self._stragglers.after(step.number, self.trainer.time.works):
+            kept_because = self._reason_to_keep(straggler)
+            if began and self.excludes and not kept_because:
+                self._leaving = straggler
+            elif not began and self._leaving == straggler:
+                self._leaving = None
+            if straggler.rank == self.trainer.rank:
+                self._report(step.number, straggler, kept_because, began=began)
+        if active := self._stragglers.active:
+            slowest = max(active.values(), key=lambda straggler: straggler.factor)
+            step.row |= {"straggler": slowest.rank, "straggler_factor": round(slowest.factor, 3)}
+        if self._leaving and self.trainer.is_between_rollouts and not step.is_last:
+            of_peer = self._leaving.rank != self.trainer.rank
+            step.leaving, self._leaving = StragglerError(step.number, self._leaving, host(), of_peer=of_peer), None
+
+    def _reason_to_keep(self, straggler: Straggler) -> str:
+        """Return why the device of a straggler stays in the run, "" if it does not."""
+        if straggler.part in LINK_PARTS:
+            return "a link is slow, which may be that of another rank"
+        num_others = self.trainer.plan.mesh.world - 1
+        if self.kept_because or straggler.factor * num_others > num_others + 1:
+            return self.kept_because
+        return f"without it, a step would take {(num_others + 1) / num_others:.2f} times as long"
+
+    def _report(self, step: int, straggler: Straggler, kept_because: str, *, began: bool) -> None:
+        facts: StepRow = {"step": step, "rank": straggler.rank, "host": host()}
+        if not began:
+            self.events.write("straggler_over", **facts)
+            self.say(f"step {step:,}: rank {straggler.rank} on {host()} is as fast as its peers again")
+            return
+        text, kept_because = straggler.text(host()), kept_because if self.excludes else ""
+        facts |= {"part": straggler.part, "factor": round(straggler.factor, 3), "since": straggler.since}
+        action = "exclude" if self.excludes and not kept_because else "warn"
+        self.events.write("straggler", **facts, action=action, reason=text, kept_because=kept_because)
+        self.say(f"step {step:,}: {text}" + (f"; its device stays: {kept_because}" if kept_because else ""))
 
 
 @dataclass

@@ -15,11 +15,13 @@ from typing import Any
 import torch.distributed as dist
 
 from runtime.checkpoint.retention import LOSS
+from runtime.checkpoint.shard_manifest import CheckpointError
 from runtime.launch.heartbeat import Board
 from runtime.observe.events import Events
 from runtime.observe.health import record
 from runtime.observe.health.judge import BadStepError
 from runtime.observe.health.replicas import ReplicaError
+from runtime.observe.health.stragglers import StragglerError
 from runtime.run.observers import EndedStep, Observer, StepRow
 from runtime.run.saves import Saves
 from runtime.run.witness import as_hex
@@ -86,7 +88,9 @@ class RankRun:
         with self._end_together():
             for observer in self.observers:
                 observer.after_step(step)
-        if is_saved or (self._is_stopped and saves):
+        if step.leaving and not self._is_stopped:
+            self._leave(step.leaving, row)
+        elif is_saved or (self._is_stopped and saves):
             with trainer.time.count_block("checkpoint"):
                 self.saves.save(row.get(LOSS), last=is_last or self._is_stopped)
         if self._is_stopped:
@@ -94,6 +98,17 @@ class RankRun:
             if trainer.rank == 0 and (request := self.board.stop_request()):
                 receiver = "supervisor" if request.rank < 0 else f"rank {request.rank}"
                 self.events.write("stop", step=trainer.step, signal=Signals(request.signal).name, received_by=receiver)
+
+    def _leave(self, error: StragglerError, row: StepRow) -> None:
+        """Save the state and end all ranks with an error. If it cannot be saved, the run goes on as it is."""
+        try:
+            self.saves.save(row.get(LOSS), last=True)
+        except CheckpointError:
+            if not error.of_peer:
+                self.say("its device stays: the state was not saved")
+            return
+        with self._end_together():
+            raise error
 
     def _close(self) -> None:
         self.trainer.close()
@@ -141,7 +156,7 @@ class RankRun:
         """If all ranks raise the same error, each prints it and finishes its pending save before any of them exits."""
         try:
             yield
-        except (BadStepError, ReplicaError) as error:
+        except (BadStepError, ReplicaError, StragglerError) as error:
             print(f"{type(error).__name__}: {error}", flush=True)  # the first rank that ends may end the others
             self.saves.settle()
             if self.trainer.plan.mesh.world > 1:

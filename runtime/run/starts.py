@@ -77,7 +77,33 @@ class FewerDevices:
 
     def remove_device(self, rank: int, options: RunOptions) -> Build:
         """Return the build for the remaining devices without that of a rank. UsageError if there is none."""
+        tell(f"going on without the device of rank {rank}")
+        fewer = self._build_without_one(options)
+        self._remove(rank, fewer, options)
+        return fewer
+
+    def remove_straggler(self, rank: int, slowdown: float, options: RunOptions) -> Build | None:
+        """Return the build for the remaining devices without that of a slow rank. If that would not be faster, say why
+        and return None. `slowdown`: how many times as long the rank takes."""
+        try:
+            fewer = self._build_without_one(options)
+        except UsageError as error:
+            tell(f"going on with the device of rank {rank}: {error}")
+            return None
+        if (num_left := fewer.plan.mesh.world) * slowdown <= self._num_devices:
+            tell(f"going on with the device of rank {rank}: {num_left} devices without it are slower")
+            return None
+        tell(f"going on without the device of rank {rank}")
+        self._remove(rank, fewer, options)
+        return fewer
+
+    def _build_without_one(self, options: RunOptions) -> Build:
         from runtime.launch.elastic import build_without
+
+        return build_without(self._build, self._num_devices - 1, options.run, tell)
+
+    def _remove(self, rank: int, fewer: Build, options: RunOptions) -> None:
+        """Hide the device of a rank from the next ranks, which execute the build `fewer`."""
         from runtime.observe.device import choose
 
         if (
@@ -87,10 +113,7 @@ class FewerDevices:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(
                 name for index, name in enumerate(devices.split(",")) if index != rank
             )
-        tell(f"going on without the device of rank {rank}")
-        fewer = build_without(self._build, self._num_devices - 1, options.run, tell)
         self._num_devices = fewer.plan.mesh.world
-        return fewer
 
 
 def train(build: Build, options: RunOptions, corpus: Path) -> int:
@@ -130,10 +153,14 @@ def _train(build: Build, options: RunOptions, corpus: Path, exporters: Exporters
             tell(f"rolled back: {outcome.reason}")
             options = replace(options, resume=True, skip_batch=False)
             continue
-        _say(outcome)
+        if not outcome.slowdown:
+            _say(outcome)
         saved = newest_step(options.run)
-        refusal = restarts.refusal(outcome, saved)
-        if refusal and options.elastic and fewer.is_other(outcome):
+        refusal = None if outcome.slowdown else restarts.refusal(outcome, saved)
+        if outcome.slowdown:
+            build, options = _without_straggler(build, options, fewer, outcome)
+            restarts.begin_again()
+        elif refusal and options.elastic and fewer.is_other(outcome):
             print(f"error: {refusal}", file=sys.stderr)
             build = fewer.remove_device(outcome.rank or 0, options)
             restarts.begin_again()
@@ -150,9 +177,20 @@ def _train(build: Build, options: RunOptions, corpus: Path, exporters: Exporters
             reason=outcome.reason,
             exit_code=outcome.exit_code,
         )
-        if refusal is None:
+        if refusal is None and not outcome.slowdown:
             tell(f"starting the ranks again: restart {restarts.number} of {restarts.limit}")
         options = replace(options, resume=True, skip_batch=False)
+
+
+def _without_straggler(
+    build: Build, options: RunOptions, fewer: FewerDevices, outcome: Outcome
+) -> tuple[Build, RunOptions]:
+    """Return the build and options that the run goes on with, after it ended because of a slow rank."""
+    tell(outcome.reason)
+    without = fewer.remove_straggler(outcome.rank or 0, outcome.slowdown, options)
+    if without is None:
+        return build, replace(options, kept_because="the run would not be faster without it")
+    return without, options
 
 
 def newest_step(run: Path) -> int:

@@ -217,7 +217,9 @@ class Executor:
         nodes need to forward rows."""
         name = ExchangeName.of("counts", action, micro_batch, site)
         self.board.set_action(name)
-        return self.exchange.wait_counts(name)
+        counts = self.exchange.wait_counts(name)
+        self.time.count_expert_rows(counts[0].num_rows)
+        return counts
 
     @count_as("exchange")
     def dispatch(self, action: str, micro_batch: int, site: str, *operands: Tensor | Route) -> None:

@@ -225,7 +225,8 @@ class Trainer:
         rate = learning_rate(self.plan.train.rate, self.position.tokens)
         self.settle()
         factors = qk_clip.factors_of(self.plan.clipped, sums["logits"], self.clip) if self.clip else {}
-        self._update(optimizer.Numbers(self.step, rate, norm, factors))
+        with self.time.count_uneven():  # matrices may have one owner each
+            self._update(optimizer.Numbers(self.step, rate, norm, factors))
         if self.average:
             self.average.start()
         self._balance(sums, tokens_before)
@@ -315,7 +316,9 @@ class Trainer:
 
     def _norm(self) -> Tensor:
         """Return the sum of squares of the gradients that this rank owns, with the times of `StepTime.pack_numbers`."""
-        return self.time.pack_numbers(optimizer.gradient_square(self.state, self.rank))
+        with self.time.count_uneven():  # gradients that several ranks hold are measured by one of them
+            square = optimizer.gradient_square(self.state, self.rank)
+        return self.time.pack_numbers(square)
 
     def _collect(self, listed: Iterable[Collective], parts: Mapping[str, Callable[[], Tensor]]) -> Sums:
         """Run the listed collectives of a program. Return the sums and maxima over the world, by name.

@@ -19,12 +19,13 @@ _PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.ENOMEM, errno.EMFILE
 class ReportedError(RuntimeError):
     """An error whose message is complete: it is shown without a traceback, and made printable.
 
-    `of_peer`: the cause is another rank, which reports it.
+    `of_peer`: the cause is another rank, which reports it. `slowdown`: if the run should go on without the device of
+    this rank, how many times as long it takes as others; else 0.
     """
 
-    def __init__(self, message: str, *, of_peer: bool = False) -> None:
+    def __init__(self, message: str, *, of_peer: bool = False, slowdown: float = 0.0) -> None:
         super().__init__("\n".join(map(printable, message.split("\n"))))
-        self.of_peer = of_peer
+        self.of_peer, self.slowdown = of_peer, slowdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class Outcome:
     detail: str = ""  # last lines of the traceback
     signal: int = 0  # for stopped and killed
     waiting: tuple[Waiting, ...] = ()  # for hung, and for lost ranks
+    slowdown: float = 0.0  # of a rank without whose device the run should go on, else 0
 
     @property
     def ok(self) -> bool:

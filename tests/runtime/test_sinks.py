@@ -384,6 +384,13 @@ def test_series_follow_rows_and_events(tmp_path: Path) -> None:
         sent(sink, state, [FollowedItem("event", {**event, "time": "2026-02-01T12:00:02.000Z"})])
         assert scraped(sink)[("dsc_last_row_timestamp_seconds",)] == row_s + 86400, "a resume is a sign of the run"
         exported = {name for name, *_ in values}
+        slow = {"event": "straggler", "step": 20, "rank": 3, "host": "node7", "part": "data", "factor": 1.31}
+        over = {"event": "straggler_over", "step": 40, "rank": 3, "host": "node7"}
+        for later, is_slow in ((slow, True), (over, False), ({"event": "straggler"}, False), (slow, True)):
+            sent(sink, state, [FollowedItem("event", later)])
+            values = scraped(sink)
+            assert values.get(("dsc_straggler_ratio", "node7", "data", "3")) == (1.31 if is_slow else None)
+            exported |= {name for name, *_ in values}
         unsaid = {"validation_loss", "learning_rate", "memory_bytes", "saved_step", "save_duration_seconds"}
         unsaid |= {"reward", "completion_tokens", "entropy", "process_memory_bytes", "reserved_memory_bytes"}
         assert exported == {series.name for series in SERIES} - {f"dsc_{name}" for name in unsaid}

@@ -121,6 +121,34 @@ def test_rows_average_over_all_ranks() -> None:
     assert "memory_bytes" not in row, "these are of a device"
 
 
+def test_uneven_work_and_rows_of_experts_are_known_of_each_rank() -> None:
+    """An update of whole matrices counts as computation, but not where ranks are compared; nor do rows of a
+    validation."""
+    clocks = [Clock(), Clock()]
+    ranks = [StepTime(rank, 2, clock=clock) for rank, clock in enumerate(clocks)]
+
+    def pack(rank: int) -> torch.Tensor:
+        time, clock = ranks[rank], clocks[rank]
+        with time.measure("compute"):
+            clock.now += 10**9
+            with time.count_uneven():
+                clock.now += rank * 10**9
+                with time.measure("sum"):
+                    clock.now += 5 * 10**9
+        time.count_expert_rows(7 + rank)
+        with time.count_block("validation"):
+            time.count_expert_rows(100)
+        return time.pack_numbers(torch.zeros((), dtype=torch.float64))
+
+    for _ in range(2):  # each row counts anew
+        _, *numbers = (pack(0) + pack(1)).tolist()
+        for time in ranks:
+            assert time.row(numbers)["spent_most_s"]["compute"] == 2.0
+            assert [work.compute_s for work in time.works] == [1.0, 1.0]
+            assert [work.wall_s for work in time.works] == [6.0, 7.0]
+            assert [work.expert_rows for work in time.works] == [7, 8]
+
+
 def test_a_row_of_a_gpu_has_the_bytes_of_tensors_and_of_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is the maximum over ranks. What is reserved beyond the tensors is lost to fragmentation."""
     times = [StepTime(rank, 2) for rank in range(2)]
@@ -146,7 +174,7 @@ def test_parts_of_communication_are_not_distinguished_on_a_gpu() -> None:
         with time.measure("data"):
             clock.now += 10**9
     time.enter("other")
-    row = time.row([*(elapsed_ns / 1e9 for elapsed_ns in time._ns.values()), 0.0, 0.0])
+    row = time.row([*(elapsed_ns / 1e9 for elapsed_ns in time._ns.values()), 0.0, 0.0, 0.0, 0.0])
     assert not set(COMMUNICATION) & row["spent_s"].keys()
     assert row["spent_s"] == {"compute": 1.0, "data": 1.0, "validation": 0.0, "checkpoint": 0.0, "other": 0.0}
 

@@ -25,6 +25,8 @@ MEASURED = frozenset({"time", "tokens_per_s", "step_s", "spent_s", "spent_most_s
     "memory_bytes",
     "reserved_bytes",
     "process_bytes",
+    "straggler",
+    "straggler_factor",
 }
 AT_THE_END = ("validation_",)
 DIGITS = 16  # characters of a fingerprint

@@ -217,7 +217,8 @@ def _summary(metrics: tuple[Mapping[str, Any], ...], unigram: float | None) -> t
 
 
 def _health(events: tuple[Mapping[str, Any], ...]) -> tuple[tuple[str, str], ...]:
-    """Return the number of bad steps by the action that followed, and of device faults, with the last of each."""
+    """Return the number of bad steps by the action that followed, of device faults, and of slow ranks, with the last of
+    each."""
     facts = []
     for action, name in (("skip", "batches skipped"), ("rollback", "rollbacks"), ("stop", "stops after bad steps")):
         if rows := [row for row in events if row.get("event") == "bad_step" and row.get("action") == action]:
@@ -226,6 +227,8 @@ def _health(events: tuple[Mapping[str, Any], ...]) -> tuple[tuple[str, str], ...
         facts.append(
             ("device faults", f"{len(rows):,}, the last at step {rows[-1]['step']:,}: {rows[-1].get('reason')}")
         )
+    if rows := [row for row in events if row.get("event") == "straggler"]:
+        facts.append(("slow ranks", f"{len(rows):,}, the last at step {rows[-1]['step']:,}: {rows[-1].get('reason')}"))
     return tuple(facts)
 
 

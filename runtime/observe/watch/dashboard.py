@@ -123,6 +123,9 @@ ALERTS = (
           "checkpoints of {{ $labels.run }} are not copied to {{ $value }} places"),
     Alert("DscRestarts", "increase(dsc_restarts_total[1h]) > 3", "0s", "warning",
           "the ranks of {{ $labels.run }} were started again {{ $value }} times in an hour"),
+    Alert("DscStraggler", "dsc_straggler_ratio > 1", "0s", "warning",
+          "rank {{ $labels.rank }} of {{ $labels.run }} on {{ $labels.host }} takes {{ $value }} times as long as its "
+          "peers: {{ $labels.part }}"),
     Alert("DscSlow", "avg_over_time(dsc_step_duration_seconds[15m]) > 1.5 * dsc_predicted_step_duration_seconds", "15m",
           "info", "steps of {{ $labels.run }} take more than one and a half times what is planned"),
 )  # fmt: skip

@@ -46,6 +46,7 @@ class RunState:
         self.validation: ValidationPoint | None = None  # the last one
         self.window: deque[Mapping[str, Any]] = deque(maxlen=WINDOW)
         self.counts: Counter[str] = Counter()  # of events, by name
+        self.stragglers: dict[int, Mapping[str, Any]] = {}  # the slow ranks at present
         # Over all counted steps, including discarded ones:
         self.spent_s: Counter[str] = Counter()  # seconds by parts
         self.trained_tokens = 0
@@ -86,11 +87,16 @@ class RunState:
         if name == "start":
             self.start, self.end = event, None
             self.window.clear()
+            self.stragglers.clear()
             self.forecast = read_forecast(self.run) or self.forecast
         elif name == "end":
             self.end = event
         elif name == "save":
             self.save = event
+        elif name == "straggler" and isinstance(rank := event.get("rank"), int):
+            self.stragglers[rank] = event
+        elif name == "straggler_over":
+            self.stragglers.pop(event.get("rank", -1), None)
 
     # ---- derived values
 

@@ -66,6 +66,15 @@ def _is_finite(state: RunState) -> float | None:
     return float(all(number is not None and math.isfinite(number) for number in numbers)) if numbers else None
 
 
+def _stragglers(state: RunState) -> dict[tuple[str, ...], float]:
+    """Return the factors of slow ranks by rank, host and part."""
+    return {
+        (str(rank), str(event.get("host", "")), str(event.get("part", ""))): factor
+        for rank, event in state.stragglers.items()
+        if isinstance(factor := event.get("factor"), float)
+    }
+
+
 def _info(state: RunState) -> list[Sample]:
     if not (state.start or state.forecast):
         return []
@@ -167,6 +176,9 @@ SERIES: tuple[Series, ...] = (
     Series("dsc_bad_steps_total", "counter", "Steps with a bad loss or gradient norm, which changed no weights.",
            SAVES, "Bad steps",
            "short", _count("bad_step")),
+    Series("dsc_straggler_ratio", "gauge",
+           "Time of a slow rank over that of ranks with the same work; missing for other ranks.", SAVES, "Slow ranks",
+           "short", _labelled_samples(_stragglers), ("rank", "host", "part")),
     Series("dsc_restarts_total", "counter", "Starts after a failure.", SAVES, "Restarts", "short", _count("restart")),
     Series("dsc_running", "gauge", "1 while the run trains; the endpoint ends with the run.", SAVES, "Running", "bool",
            _sample_without_labels(lambda s: float(s.end is None))),

@@ -210,8 +210,10 @@ def event_line(event: Mapping[str, Any]) -> str | None:
             return f"restart {entry('number')} from step {entry('saved_step')}: {entry('reason')}"
         case "bad_step":
             return f"step {entry('step')}: {entry('reason')}: {entry('action')}"
-        case "fault":
+        case "fault" | "straggler":
             return f"step {entry('step')}: {entry('reason')}"
+        case "straggler_over":
+            return f"step {entry('step')}: rank {entry('rank')} on {entry('host')} is as fast as its peers again"
         case "export":
             return f"{entry('exporter')}: {entry('where')}"
         case "export_failed":

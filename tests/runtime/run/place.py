@@ -36,6 +36,7 @@ EVERY = 3  # steps between checkpoints
 CORPUS = ("bisect", "contextlib", "copy", "fnmatch", "heapq", "shlex", "string", "textwrap")
 # Keys that may differ between equal runs.
 TIMINGS = ("tokens_per_s", "step_s", "time", "spent_s", "spent_most_s", "slowest_rank", "process_bytes")
+TIMINGS += ("straggler", "straggler_factor")
 
 TINY = """
 run {name} {{

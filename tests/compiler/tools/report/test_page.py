@@ -226,11 +226,13 @@ def test_wrong_numbers_and_faults_of_devices_are_counted(report_of_run: Report) 
     assert "device faults" not in _words(report_of_run)
     skips = [{"event": "bad_step", "action": "skip", "step": step, "reason": "the loss is nan"} for step in (3, 1200)]
     fault = {"event": "fault", "step": 7, "reason": "an ECC error"}
-    for faults, words in (((), False), ((fault,), True)):
+    slow = {"event": "straggler", "step": 9, "reason": "rank 3 on node7 computes 1.31 times as long"}
+    for faults, words in (((), False), ((fault, slow), True)):
         events = (*skips, *faults, {"event": "start", "step": 8})
         page = _words(replace(report_of_run, run=replace(report_of_run.run, events=events)))
         assert "batches skipped 2, the last at step 1,200: the loss is nan" in page
         assert ("device faults 1, the last at step 7: an ECC error" in page) == words
+        assert ("slow ranks 1, the last at step 9: rank 3 on node7 computes 1.31 times as long" in page) == words
         assert ("device faults" in page) == words and "rollbacks" not in page
 
 
