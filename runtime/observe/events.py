@@ -21,6 +21,7 @@ Event = Literal[
     "start",
     "channels",
     "rows",
+    "boundary",
     "restore",
     "resume",
     "refused",

@@ -103,7 +103,7 @@ class HostNetwork:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """All facts. `native`: why ops do not run in C++, or ""."""
+    """All facts. `native`: why ops do not run in C++, or "". `boundary`: why user code has no boundary, or ""."""
 
     cpus: int
     devices: tuple[CudaDevice, ...] | CheckProblem
@@ -115,6 +115,7 @@ class NodeFacts:
     network: HostNetwork | CheckProblem
     links: LinkSpeeds | CheckProblem
     native: str | CheckProblem
+    boundary: str | CheckProblem
 
 
 # --- checks
@@ -147,6 +148,7 @@ def check(node: NodeFacts, plan: RunPlan | None) -> list[CheckFinding]:
         _memory(node, plan, kind),
         _versions(node, kind),
         _native(node, kind),
+        _boundary(node, plan),
         _shared_memory(node, kind),
         _disk(node, plan),
         _files(node, plan, ranks),
@@ -271,6 +273,18 @@ def _native(node: NodeFacts, kind: NodeKind | None) -> CheckFinding:
     status: Status = "warning" if kind is None or kind.sms is None else "ok"
     reason, _, mend = node.native.partition("; ")
     return CheckFinding("ops in C++", status, f"on torch, which takes about twice as long on CPUs: {reason}", mend)
+
+
+def _boundary(node: NodeFacts, plan: RunPlan | None) -> CheckFinding:
+    if isinstance(node.boundary, CheckProblem):
+        return _unknown_finding("boundary", node.boundary)
+    if not node.boundary:
+        return CheckFinding("boundary", "ok", "Python rewards have no network, and no files but those of Python")
+    grpo = plan.train.grpo if plan else None
+    is_needed = grpo is not None and any(reward.check == "python" for reward in grpo.rewards)
+    reason, _, mend = node.boundary.partition("; ")
+    text = f"none: Python rewards have the rights of the run: {reason}"
+    return CheckFinding("boundary", "warning" if is_needed else "ok", text, mend)
 
 
 def _shared_memory(node: NodeFacts, kind: NodeKind | None) -> CheckFinding:

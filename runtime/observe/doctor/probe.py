@@ -36,6 +36,7 @@ from runtime.observe.doctor.checks import (
     ProcessLimits,
 )
 from runtime.ops.native.library import missing
+from runtime.system import boundary
 
 # --- Measuring the links of a node for a fraction of a second each: between processes, to a device, between devices
 
@@ -136,6 +137,7 @@ def look(run: Path, port: int) -> NodeFacts:
         network=_read(HostNetwork, lambda: _network(port), "network"),
         links=_read(LinkSpeeds, measure, "links"),
         native=run_with_limit(lambda: missing() or "", "C++ of the ops"),
+        boundary=run_with_limit(boundary.problem, "boundary"),
     )
 
 

@@ -30,6 +30,7 @@ CPUS = NodeFacts(
     network=HostNetwork("first", "10.0.0.1", 29400, ""),
     links=LinkSpeeds(5e9),
     native="",
+    boundary="",
 )
 GPUS = replace(
     CPUS,
