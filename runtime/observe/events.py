@@ -34,6 +34,7 @@ Event = Literal[
     "restart",
     "bad_step",
     "fault",
+    "device",
     "export",
     "export_failed",
     "end",

@@ -26,11 +26,13 @@ from runtime.launch import debug
 from runtime.launch.heartbeat import Board
 from runtime.observe.device import check, divide, take
 from runtime.observe.events import Events
+from runtime.observe.health.device_watch import DeviceWatch
 from runtime.observe.metrics import MetricsWriter
 from runtime.observe.progress import Progress
 from runtime.observe.slots import Slots, host, name_of, take_core
 from runtime.ops.native import library
 from runtime.run.observers import (
+    DeviceLooks,
     FirstLedger,
     MetricRows,
     Observer,
@@ -204,6 +206,9 @@ class Loop:
         trace = Trace(self.run, trainer.rank, trainer.step, run_copy.program_digest(self.build.files), say)
         yield StepTraces(trainer, trace, self.total if replays else None)
         yield RerunFaults(trainer, events, say)
+        if trainer.device.type == "cuda":
+            uuid = f"GPU-{torch.cuda.get_device_properties(trainer.device).uuid}"
+            yield DeviceLooks(DeviceWatch(trainer.rank, uuid, events, say))
         if train.health and train.health.hash and self._leaves_checkpoints:
             yield ReplicaCheck(trainer, train.health.hash, events)
         if train.validate and self.profile is None:

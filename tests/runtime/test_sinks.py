@@ -385,6 +385,7 @@ def test_series_follow_rows_and_events(tmp_path: Path) -> None:
         assert scraped(sink)[("dsc_last_row_timestamp_seconds",)] == row_s + 86400, "a resume is a sign of the run"
         exported = {name for name, *_ in values}
         unsaid = {"validation_loss", "learning_rate", "memory_bytes", "saved_step", "save_duration_seconds"}
+        unsaid |= {"device_fault", "device_temperature_celsius", "device_uncorrected_errors"}  # of GPUs
         unsaid |= {"reward", "completion_tokens", "entropy", "process_memory_bytes", "reserved_memory_bytes"}
         assert exported == {series.name for series in SERIES} - {f"dsc_{name}" for name in unsaid}
     finally:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from runtime.contract import NodeKind, RunPlan
 from runtime.launch.room import checkpoint_bytes
+from runtime.observe.health.devices import DeviceHealth, faults_of
 from runtime.system.outcome import printable
 
 # --- Facts about a node. A CheckProblem stands for a fact that could not be determined
@@ -116,6 +117,7 @@ class NodeFacts:
     links: LinkSpeeds | CheckProblem
     native: str | CheckProblem
     boundary: str | CheckProblem
+    health: tuple[DeviceHealth, ...] | CheckProblem  # as the driver tells it; empty without a driver
 
 
 # --- checks
@@ -145,6 +147,7 @@ def check(node: NodeFacts, plan: RunPlan | None) -> list[CheckFinding]:
     ranks = kind.devices if kind else max(1, _count(node))
     checks = (
         *_devices(node, plan, kind),
+        *_health(node),
         _memory(node, plan, kind),
         _versions(node, kind),
         _native(node, kind),
@@ -211,6 +214,19 @@ def _devices(node: NodeFacts, plan: RunPlan | None, kind: NodeKind | None) -> It
     if not wanted and node.cpus < kind.devices:
         text = f"{node.cpus} cores for {kind.devices} ranks"
         yield CheckFinding("cores", "warning", text, f"ranks share cores: a node with {kind.devices} is faster")
+
+
+def _health(node: NodeFacts) -> Iterator[CheckFinding]:
+    """Yield what the driver says about the health of devices; nothing on a node without them."""
+    if isinstance(node.health, CheckProblem):
+        yield _unknown_finding("device health", node.health)
+        return
+    faults = [(device, fault) for device in node.health for fault in faults_of(device)]
+    for device, fault in faults:
+        found = f"device {device.index}, {device.name}: {fault.found}"
+        yield CheckFinding("device health", fault.severity, found, fault.mend)
+    if node.health and not faults:
+        yield CheckFinding("device health", "ok", "memory, clocks, links and temperature are as they should be")
 
 
 def _devices_text(devices: tuple[CudaDevice, ...]) -> str:

@@ -46,6 +46,7 @@ class RunState:
         self.validation: ValidationPoint | None = None  # the last one
         self.window: deque[Mapping[str, Any]] = deque(maxlen=WINDOW)
         self.counts: Counter[str] = Counter()  # of events, by name
+        self.devices: dict[Any, Mapping[str, Any]] = {}  # the last event `device` of each rank
         # Over all counted steps, including discarded ones:
         self.spent_s: Counter[str] = Counter()  # seconds by parts
         self.trained_tokens = 0
@@ -86,11 +87,14 @@ class RunState:
         if name == "start":
             self.start, self.end = event, None
             self.window.clear()
+            self.devices.clear()
             self.forecast = read_forecast(self.run) or self.forecast
         elif name == "end":
             self.end = event
         elif name == "save":
             self.save = event
+        elif name == "device":
+            self.devices[event.get("rank")] = event
 
     # ---- derived values
 
