@@ -266,9 +266,19 @@ def _excess(limits: Limits) -> str:
     if tasks > limits.tasks:
         return f"it has more than {limits.tasks} processes and threads"
     # Shared pages count in each process that has them, so that the sum is only a bound. The exact one takes longer.
-    if resident > limits.memory and sum(map(_proportional, _inside())) > limits.memory:
+    if resident > limits.memory and _needs_more(limits.memory):
         return f"its processes need more than {limits.memory / 2**30:.3g} GiB of memory together"
     return ""
+
+
+def _needs_more(memory: int) -> bool:
+    """Whether the processes inside hold more bytes; looks at no more of them than it must."""
+    needed = 0
+    for pid in _inside():
+        needed += _proportional(pid)
+        if needed > memory:
+            return True
+    return False
 
 
 def _inside() -> list[int]:

@@ -106,7 +106,8 @@ class NvmlDevice:
         )
 
     def _ask(self, topic: str, *arguments: Any) -> Any:
-        return self._nvml._known(getattr(self._nvml._module, f"nvmlDeviceGet{topic}"), self._handle, *arguments)
+        question = getattr(self._nvml._module, f"nvmlDeviceGet{topic}", None)  # an older package has fewer
+        return None if question is None else self._nvml._known(question, self._handle, *arguments)
 
     def _clock_reasons(self) -> int | None:
         reasons = self._ask("CurrentClocksEventReasons")

@@ -199,6 +199,8 @@ def test_an_event_is_written_when_something_changes(watched: Watched, driver: St
 
 
 def test_each_xid_is_told_once(watched: Watched, driver: StandIn) -> None:
+    driver.xid(0, 31)  # of a program
+    watched.watch.look()
     driver.xid(0, 94)
     watched.watch.look()
     watched.watch.look()
