@@ -8,7 +8,8 @@ reason, "hint": what to do}, after which the process ends. The first question ha
 error, and its standard input is empty.
 
 The code runs behind a boundary (runtime/system/boundary.py): it has no network and no files of the user. Where the
-kernel allows none, it has the rights of the run. The answer to the first question says why, in `open`.
+kernel allows none, it has the rights of the run. The first line of standard output, which is written before the code is
+read, says why: {"open": reason}, with "" for a boundary.
 
 The process that is started is the outer one. It waits for the one that runs the code, and then kills everything that it
 has started: a process that leaves its session and its parent becomes a child of the outer one (PR_SET_CHILD_SUBREAPER).
@@ -65,8 +66,11 @@ class DeadError(Exception):
 class LimitedProcess:
     """The process of a module, started immediately. It ends with the thread that started it.
 
-    `folder`: the working folder, which the code can read; None for an empty one.
+    `folder`: the working folder, which the code can read; None for an empty one. `no_boundary`: why the code has the
+    rights of this process, "" if it has not; None before the first answer.
     """
+
+    no_boundary: str | None = None
 
     def __init__(self, module: str, data_bytes: int, folder: Path | None = None) -> None:
         self._stderr = b""
@@ -85,7 +89,14 @@ class LimitedProcess:
 
     def answer(self, question: Object, seconds: float) -> dict[str, Any]:
         """Return the answer to a question. Raises FaultError, LateError or DeadError; the last two end the process."""
-        line = self._exchange(json.dumps(question).encode() + b"\n", seconds)
+        end = time.monotonic() + seconds
+        if self.no_boundary is None:
+            self.no_boundary = str(self._reply(b"", seconds).get("open", ""))
+        return self._reply(json.dumps(question).encode() + b"\n", end - time.monotonic())
+
+    def _reply(self, question: bytes, seconds: float) -> dict[str, Any]:
+        """Send a line, and return the object in the next line of the process."""
+        line = self._exchange(question, seconds)
         if line is None:
             self.close()
             raise LateError
@@ -186,8 +197,9 @@ def serve(arguments: Sequence[str], begin: Callable[[Object], Answer]) -> int:
         answers.flush()
 
     try:
+        say({"open": no_boundary})  # before the code, which could write it
         answer = begin(json.loads(questions.readline()))
-        say({"open": no_boundary})
+        say({})
         for line in questions:
             say(answer(json.loads(line)))
     except KeyboardInterrupt:

@@ -131,12 +131,8 @@ class RewardProcess:
     `name`: name of the reward; `place`: the file or pattern for messages; `code`: the first question, with the code to
     run; `folder`: working folder, which the code can read; `quicker`: hint if it takes too long.
 
-    `no_boundary`, when it is ready: why its code has the rights of this run, "" if it has not.
-
     The kernel ends the process with the thread that started it.
     """
-
-    no_boundary = ""
 
     def __init__(self, name: str, place: str, code: Mapping[str, Any], folder: Path | None, quicker: str) -> None:
         self.name, self.place, self.quicker = name, place, quicker
@@ -148,7 +144,12 @@ class RewardProcess:
         purpose_and_hint = (
             ("to be compiled", "simplify it") if "pattern" in self._code else ("to be imported", "import less")
         )
-        self.no_boundary = str(self._answer(self._code, START_S, *purpose_and_hint).get("open", ""))
+        self._answer(self._code, START_S, *purpose_and_hint)
+
+    @property
+    def no_boundary(self) -> str:
+        """Why the code of a process that is ready has the rights of this run, "" if it has not."""
+        return self._process.no_boundary or ""
 
     def values(self, question: Mapping[str, Any], seconds: float) -> list[float]:
         """Return a value for each completion. Raises RewardError if that fails or takes too long."""

@@ -374,6 +374,32 @@ with started(LENGTHS) as rewards:
     assert reason == problem.strip()
 
 
+def test_the_code_cannot_say_that_it_has_a_boundary() -> None:
+    text = """
+import os
+for fd in range(3, 30):
+    try:
+        os.write(fd, b'{"open": ""}\\n')
+    except OSError:
+        pass
+def reward(completions, **_):
+    return [1.0] * len(completions)
+"""
+    question = {"path": "own.py", "text": text, "function": "reward", "imports_from": None}
+    code = f"""
+{NO_BOUNDARY}
+from contextlib import suppress
+from runtime.system.limited import DeadError, LimitedProcess
+process = LimitedProcess("runtime.data.rewards.worker", 1 << 30)
+with suppress(DeadError):  # too many answers
+    process.answer({question!r}, {PATIENCE_S})
+print(process.no_boundary)
+process.close()
+"""
+    done = python(code)
+    assert done.stdout.startswith("unshare: Operation not permitted"), done.stdout + done.stderr
+
+
 def test_a_run_without_functions_has_nothing_to_tell() -> None:
     with Rewards((RewardRecipe("shape", "regex", 1.0, pattern="x"),), {}) as rewards:
         assert rewards.no_boundary is None
