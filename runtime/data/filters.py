@@ -36,7 +36,7 @@ from runtime.data.files import DataError, open_regular, sync_folder, write_and_s
 from runtime.data.pieces import Journal, compute_with_journal
 from runtime.data.readers import Batch, SourceFile, batches, documents
 from runtime.data.store import BUILDING, key_of
-from runtime.system.limited import end_with_parent
+from runtime.system.limits import end_with_parent
 from runtime.system.outcome import death_text
 
 # --- The quality rules of Gopher (arXiv 2112.11446, appendix A.1.1 and table A1), except the one on stop words

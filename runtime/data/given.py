@@ -40,7 +40,7 @@ from runtime.data.prompts import PromptEncoder, place_of
 from runtime.data.readers import SourceFile
 from runtime.data.shards import Notices
 from runtime.data.template_process import marks_assistant
-from runtime.system.limited import end_with_parent, limit, memory_limit_message
+from runtime.system.limits import end_with_parent, limit, memory_limit_message
 
 Ids = npt.NDArray[np.int64]
 # Texts → ids of each, and further entries of the answer.

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from runtime.data.files import DataError, import_extra, open_regular
-from runtime.system.limited import end_with_parent, limit, memory_limit_message
+from runtime.system.limits import end_with_parent, limit, memory_limit_message
 
 LENGTH = struct.Struct("<I")
 END, FAULT = 2**32 - 1, 2**32 - 2

@@ -100,4 +100,4 @@ def _begin(setup: Mapping[str, Any]) -> Answer:
 
 
 if __name__ == "__main__":
-    sys.exit(serve(int(sys.argv[1]), _begin))
+    sys.exit(serve(sys.argv[1:], _begin))

@@ -335,8 +335,10 @@ def _divergence(apart: Tensor) -> Tensor:
 # --- Constructing the policy of a rank
 
 
-def policy_of(trainer: Trainer, prompts: PromptSamples) -> Policy:
+def policy_of(trainer: Trainer, prompts: PromptSamples, tell_boundary: Callable[[str], None]) -> Policy:
     """Return the policy of a rank that has the initial weights of the run. Starts the processes of rewards.
+    `tell_boundary`: if there are functions of the user, called with the reason why they have the rights of the run, or
+    "".
 
     Raises RewardError or RolloutError if rewards or generation cannot start.
     """
@@ -352,6 +354,8 @@ def policy_of(trainer: Trainer, prompts: PromptSamples) -> Policy:
     generator = Generator(trainer.build, trainer.rank, trainer.executor, program, sums, limits, sampler)
     texts = {reward.name: trainer.build.files[reward.file].decode() for reward in grpo.rewards if reward.file}
     scorer = Rewards(grpo.rewards, texts) if trainer.pp_rank == 0 else None
+    if scorer and scorer.no_boundary is not None:
+        tell_boundary(scorer.no_boundary)
     reference = Reference(trainer.state, sums) if grpo.kl else None
     return Policy(
         plan,

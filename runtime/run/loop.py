@@ -26,11 +26,13 @@ from runtime.launch import debug
 from runtime.launch.heartbeat import Board
 from runtime.observe.device import check, divide, take
 from runtime.observe.events import Events
+from runtime.observe.health.device_watch import DeviceWatch
 from runtime.observe.metrics import MetricsWriter
 from runtime.observe.progress import Progress
 from runtime.observe.slots import Slots, host, name_of, take_core
 from runtime.ops.native import library
 from runtime.run.observers import (
+    DeviceLooks,
     FirstLedger,
     MetricRows,
     Observer,
@@ -166,7 +168,9 @@ class Loop:
         samples, validation = None if prompts else self._samples("train"), self._validation()
         device, name = self.ranks.take(rank, world, self.build.plan)
         compile_for_rank(self.build, rank, device.type, board.set_action, say)
-        policy, endpoint = self._policy(prompts), self.ranks.endpoint(device, self.build.plan)
+        no_boundary: list[str] = []
+        policy = self._policy(prompts, no_boundary.append)
+        endpoint = self.ranks.endpoint(device, self.build.plan)
         trainer = Trainer(self.build, rank, samples, validation, board, endpoint, self.start, policy)
         observers: list[Observer] = []
         if self.ranks.slots:
@@ -180,6 +184,11 @@ class Loop:
                 events.write("rows", split="train", **prompts.survey.facts)
         if len(by_carrier := channels_of(trainer.links)) > 1:
             events.write("channels", rank=rank, **by_carrier)
+        for reason in no_boundary:
+            if rank == 0 and reason:
+                say(f"rewards: warning: your Python functions have the rights of this run: no boundary: {reason}")
+            if rank == 0 or reason:
+                events.write("boundary", rank=rank, is_closed=not reason, reason=reason)
         saves = Saves(trainer, world, self.run, self._about(), events, say, self._places())
         observers += self._of_each_step(trainer, events, say)
         if rank == 0:
@@ -200,6 +209,9 @@ class Loop:
         trace = Trace(self.run, trainer.rank, trainer.step, run_copy.program_digest(self.build.files), say)
         yield StepTraces(trainer, trace, self.total if replays else None)
         yield RerunFaults(trainer, events, say)
+        if trainer.device.type == "cuda":
+            uuid = f"GPU-{torch.cuda.get_device_properties(trainer.device).uuid}"
+            yield DeviceLooks(DeviceWatch(trainer.rank, uuid, events, say))
         if train.health and train.health.hash and self._leaves_checkpoints:
             yield ReplicaCheck(trainer, train.health.hash, events)
         if train.health and train.health.straggler and self.ranks.device == "cpu" and self._leaves_checkpoints:
@@ -209,13 +221,15 @@ class Loop:
             ranks_checkpoints = train.checkpoint is not None and train.checkpoint.best > 0
             yield ValidationLosses(trainer, train.validate, ranks_checkpoints)
 
-    def _policy(self, prompts: PromptSamples | None) -> Callable[[Trainer], RolloutSource] | None:
+    def _policy(
+        self, prompts: PromptSamples | None, tell_boundary: Callable[[str], None]
+    ) -> Callable[[Trainer], RolloutSource] | None:
         """Return a function that makes the source of completions, in a run that learns from rewards."""
         if prompts is None:
             return None
         from runtime.rl.policy import policy_of
 
-        return partial(policy_of, prompts=prompts)
+        return partial(policy_of, prompts=prompts, tell_boundary=tell_boundary)
 
     def _about(self) -> dict[str, Any]:
         """Return what checkpoints record about the run. For adapters this includes their base checkpoint."""

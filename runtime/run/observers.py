@@ -15,6 +15,7 @@ from runtime.contract.recipe import Validation
 from runtime.launch.heartbeat import Board
 from runtime.observe.events import Events
 from runtime.observe.health import replicas
+from runtime.observe.health.device_watch import DeviceWatch
 from runtime.observe.health.stragglers import LINK_PARTS, Straggler, StragglerError, Stragglers, peers_of
 from runtime.observe.metrics import MetricsWriter
 from runtime.observe.progress import Progress
@@ -112,6 +113,23 @@ class RerunFaults(Observer):
                 self.events.write("fault", step=fault.step, reason=fault.reason, ranks=[*fault.ranks], tensors=[])
                 self.say(f"step {fault.step}: {fault.reason}; the second result is used")
             faults.clear()
+
+
+@dataclass
+class DeviceLooks(Observer):
+    """Looks at the device of the rank after a fault, beside the looks that `watch` takes by itself."""
+
+    watch: DeviceWatch
+
+    def train(self, step: Callable[[], StepRow]) -> StepRow:
+        try:
+            return step()
+        except Exception:
+            self.watch.look()
+            raise
+
+    def close(self) -> None:
+        self.watch.close()
 
 
 @dataclass

@@ -1,19 +1,22 @@
 """A process with limits for untrusted code: a reward of the user, a pattern, a chat template.
 
-Such code may run forever, fill memory, print, fork or exit. `LimitedProcess` starts `python -P -m MODULE DATA_BYTES`,
-sends questions and limits the time. That module runs `serve`, which limits the memory and answers.
+Such code may run forever, fill memory, print, fork or exit. `LimitedProcess` starts `python -P -m MODULE DATA_BYTES
+[FOLDER]`, sends questions and limits the time. That module runs `serve`, which limits the memory and answers.
 
 Standard input has a line of JSON for each question, and standard output one for each answer: an object, or {"fault":
 reason, "hint": what to do}, after which the process ends. The first question has the code. Its output goes to standard
 error, and its standard input is empty.
 
-There are two processes. The outer one waits for the inner one, which runs the code, and then kills everything that it
+The code runs behind a boundary (runtime/system/boundary.py): it has no network and no files of the user. Where the
+kernel allows none, it has the rights of the run. The first line of standard output, which is written before the code is
+read, says why: {"open": reason}, with "" for a boundary.
+
+The process that is started is the outer one. It waits for the one that runs the code, and then kills everything that it
 has started: a process that leaves its session and its parent becomes a child of the outer one (PR_SET_CHILD_SUBREAPER).
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import resource
@@ -22,51 +25,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from runtime.system import boundary
+from runtime.system.limits import cap, end_with_parent, ends_with_parent_by, memory_limit_message, take_orphans
 from runtime.system.outcome import death_text
-
-# --- Limits that a process sets for itself before it runs untrusted code: a tokenizer, a table, a reward
-
-
-def end_with_parent() -> None:
-    """Let the kernel kill this process when the thread that started it ends, and disable core files."""
-    ends_with_parent_by(signal.SIGKILL)
-    limit(resource.RLIMIT_CORE, 0)
-
-
-def ends_with_parent_by(sent: signal.Signals) -> None:
-    """Let the kernel send a signal to this process when the thread that started it ends."""
-    ctypes.CDLL(None).prctl(1, sent)  # PR_SET_PDEATHSIG
-
-
-def take_orphans() -> None:
-    """Make this process adopt descendants whose parent ends."""
-    ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
-
-
-def limit(kind: int, soft: int) -> None:
-    """Set the soft limit of a resource (resource.RLIMIT_*), at most to the hard limit."""
-    _, hard = resource.getrlimit(kind)
-    resource.setrlimit(kind, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
-
-
-def cap(kind: int, maximum: int) -> None:
-    """Set both limits of a resource, so that this process and its children cannot raise it again."""
-    _, hard = resource.getrlimit(kind)
-    maximum = maximum if hard == resource.RLIM_INFINITY else min(maximum, hard)
-    resource.setrlimit(kind, (maximum, maximum))
-
-
-def memory_limit_message(data_bytes: int) -> str:
-    """Return the message for a process that exceeds its memory limit."""
-    return f"it needs more than {data_bytes / 2**30:.3g} GiB of memory"
-
-
-# --- limited
 
 Object = Mapping[str, Any]
 Answer = Callable[[Object], Object]
@@ -98,12 +64,18 @@ class DeadError(Exception):
 
 # ---------------------------------------------------------------- the parent process
 class LimitedProcess:
-    """The process of a module, started immediately in `folder`. It ends with the thread that started it."""
+    """The process of a module, started immediately. It ends with the thread that started it.
+
+    `folder`: the working folder, which the code can read; None for an empty one. `no_boundary`: why the code has the
+    rights of this process, "" if it has not; None before the first answer.
+    """
+
+    no_boundary: str | None = None
 
     def __init__(self, module: str, data_bytes: int, folder: Path | None = None) -> None:
         self._stderr = b""
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, str(data_bytes)],
+            [sys.executable, "-P", "-m", module, str(data_bytes), *([str(folder.absolute())] if folder else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -117,10 +89,20 @@ class LimitedProcess:
 
     def answer(self, question: Object, seconds: float) -> dict[str, Any]:
         """Return the answer to a question. Raises FaultError, LateError or DeadError; the last two end the process."""
-        line = self._exchange(json.dumps(question).encode() + b"\n", seconds)
+        end = time.monotonic() + seconds
+        if self.no_boundary is None:
+            self.no_boundary = str(self._reply(b"", seconds).get("open", ""))
+        return self._reply(json.dumps(question).encode() + b"\n", end - time.monotonic())
+
+    def _reply(self, question: bytes, seconds: float) -> dict[str, Any]:
+        """Send a line, and return the object in the next line of the process."""
+        line = self._exchange(question, seconds)
         if line is None:
             self.close()
             raise LateError
+        if len(line) > MAX_ANSWER_BYTES:
+            self.close()
+            raise DeadError(f"its process wrote an answer of more than {MAX_ANSWER_BYTES >> 20} MiB")
         if not line.endswith(b"\n"):
             raise DeadError(self._death())
         try:
@@ -131,7 +113,7 @@ class LimitedProcess:
             self.close()
             raise DeadError("its process wrote an invalid answer")
         if "fault" in reply:
-            raise FaultError(reply["fault"], reply["hint"])
+            raise FaultError(str(reply["fault"])[:MAX_REASON], str(reply.get("hint", ""))[:MAX_REASON])
         return reply
 
     def close(self) -> None:
@@ -158,7 +140,7 @@ class LimitedProcess:
             selector.register(stdin, selectors.EVENT_WRITE)
             selector.register(stdout, selectors.EVENT_READ)
             selector.register(stderr, selectors.EVENT_READ)
-            while (remaining_s := end - time.monotonic()) > 0 and len(line) <= MAX_ANSWER_BYTES:
+            while (remaining_s := end - time.monotonic()) > 0:
                 for key, _ in selector.select(remaining_s):
                     if key.fileobj is stdin:
                         try:
@@ -175,7 +157,7 @@ class LimitedProcess:
                     else:
                         content = os.read(stdout.fileno(), 1 << 20)
                         line += content
-                        if not content or content.endswith(b"\n"):
+                        if not content or content.endswith(b"\n") or len(line) > MAX_ANSWER_BYTES:
                             return bytes(line)
         return None
 
@@ -195,12 +177,14 @@ class LimitedProcess:
 
 
 # ---------------------------------------------------------------- the limited process
-def serve(data_bytes: int, begin: Callable[[Object], Answer]) -> int:
-    """Answer the questions of standard input until it ends. Return the exit code. `begin`: takes the first question,
-    and returns the function that answers the others. A FaultError ends the process."""
-    _fork_under_guard()
-    end_with_parent()
+def serve(arguments: Sequence[str], begin: Callable[[Object], Answer]) -> int:
+    """Answer the questions of standard input until it ends. Return the exit code. `arguments`: those that
+    LimitedProcess passes. `begin`: takes the first question, and returns the function that answers the others. A
+    FaultError ends the process."""
+    data_bytes, folder = int(arguments[0]), Path(arguments[1]) if arguments[1:] else None
     cap(resource.RLIMIT_CORE, 0)
+    no_boundary = _fork_under_guard(boundary.Limits(data_bytes), folder)
+    end_with_parent()
     cap(resource.RLIMIT_DATA, data_bytes)
     questions, answers = _private_streams()
     own_pid = os.getpid()
@@ -213,6 +197,7 @@ def serve(data_bytes: int, begin: Callable[[Object], Answer]) -> int:
         answers.flush()
 
     try:
+        say({"open": no_boundary})  # before the code, which could write it
         answer = begin(json.loads(questions.readline()))
         say({})
         for line in questions:
@@ -237,17 +222,29 @@ def _private_streams() -> tuple[IO[bytes], IO[bytes]]:
     return questions, answers
 
 
-def _fork_under_guard() -> None:
-    """Fork, and return in the child. The parent waits for the end of the child or for SIGTERM, kills all remaining
-    descendants, and ends with the child's status."""
+def _fork_under_guard(limits: boundary.Limits, folder: Path | None) -> str:
+    """Fork, and return in the child, behind a boundary or else with the reason why there is none. The parent waits for
+    the end of the child or for SIGTERM, kills all remaining descendants, and ends with the child's status."""
     ends_with_parent_by(signal.SIGTERM)
     take_orphans()
     awaited = {signal.SIGTERM, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    reading, report = os.pipe()
     child = os.fork()
     if not child:
+        os.close(reading)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return
+        boundary.enter(limits, folder, report)
+        return ""
+    os.close(report)
+    with os.fdopen(reading, "rb") as pipe:
+        reported = pipe.read()
+    if reported != boundary.CLOSED:
+        os.waitpid(child, 0)
+        child = os.fork()
+        if not child:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            return reported.decode("utf-8", "replace") or "the process that makes it ends"
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):  # so the asking process notices when the child closes its own
         os.dup2(nowhere, descriptor)

@@ -392,6 +392,7 @@ def test_series_follow_rows_and_events(tmp_path: Path) -> None:
             assert values.get(("dsc_straggler_ratio", "node7", "data", "3")) == (1.31 if is_slow else None)
             exported |= {name for name, *_ in values}
         unsaid = {"validation_loss", "learning_rate", "memory_bytes", "saved_step", "save_duration_seconds"}
+        unsaid |= {"device_fault", "device_temperature_celsius", "device_uncorrected_errors"}  # of GPUs
         unsaid |= {"reward", "completion_tokens", "entropy", "process_memory_bytes", "reserved_memory_bytes"}
         assert exported == {series.name for series in SERIES} - {f"dsc_{name}" for name in unsaid}
     finally:

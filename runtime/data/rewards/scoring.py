@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.contract import RewardRecipe
+from runtime.data.rewards.worker import MAX_REWARD
 from runtime.system.limited import DeadError, FaultError, LateError, LimitedProcess
 from runtime.system.outcome import ReportedError, shorten
 from runtime.system.regular_files import read_bytes
@@ -128,7 +129,7 @@ class RewardProcess:
     """The process of a reward. It is started immediately and answers questions.
 
     `name`: name of the reward; `place`: the file or pattern for messages; `code`: the first question, with the code to
-    run; `folder`: working folder; `quicker`: hint if it takes too long.
+    run; `folder`: working folder, which the code can read; `quicker`: hint if it takes too long.
 
     The kernel ends the process with the thread that started it.
     """
@@ -145,12 +146,20 @@ class RewardProcess:
         )
         self._answer(self._code, START_S, *purpose_and_hint)
 
+    @property
+    def no_boundary(self) -> str:
+        """Why the code of a process that is ready has the rights of this run, "" if it has not."""
+        return self._process.no_boundary or ""
+
     def values(self, question: Mapping[str, Any], seconds: float) -> list[float]:
         """Return a value for each completion. Raises RewardError if that fails or takes too long."""
         completions = len(question["completions"])
         hint = f"{self.quicker}, or write `seconds = {2 * seconds:g}`"
         answer = self._answer(question, seconds, f"for {completions} completion{'s' * (completions != 1)}", hint)
-        values: list[float] = answer["values"]
+        values = answer.get("values")
+        if not isinstance(values, list) or len(values) != completions or not all(map(_is_reward, values)):
+            self.end()  # its process checks them too, but the code may write answers itself
+            raise RewardError(f"reward `{self.name}`: {self.place}: its process wrote an invalid answer")
         return values
 
     def end(self) -> None:
@@ -167,6 +176,10 @@ class RewardProcess:
         except FaultError as error:
             fault, hint = str(error), error.hint
         raise RewardError(f"reward `{self.name}`: {shorten(fault, 2000)}\n = hint: {hint}")
+
+
+def _is_reward(value: object) -> bool:
+    return isinstance(value, float) and abs(value) <= MAX_REWARD
 
 
 # --- scoring
@@ -238,6 +251,12 @@ class Rewards:
             else:
                 scores[:, column] = values[reward.name]
         return scores
+
+    @property
+    def no_boundary(self) -> str | None:
+        """Why functions of the user have the rights of this run, "" if they have not; None if there is no function."""
+        reasons = [self._processes[reward.name].no_boundary for reward in self.rewards if reward.check == "python"]
+        return max(reasons, default=None)
 
     def close(self) -> None:
         """End the processes."""

@@ -1,5 +1,5 @@
 """Runs a reward that is code, in a process with limits (runtime/system/limited.py): `python -P -m
-runtime.data.rewards.worker BYTES`.
+runtime.data.rewards.worker BYTES [FOLDER]`.
 
 A function of the user may hang, print, exit or fill memory, and a regular expression may backtrack without end. So both
 run here.
@@ -30,7 +30,7 @@ MODULE = "reward"  # the name of the user's file as a module
 
 
 def main(argv: list[str]) -> int:
-    return serve(int(argv[0]), _begin)
+    return serve(argv, _begin)
 
 
 def _begin(code: Question) -> Callable[[Question], Mapping[str, Any]]:

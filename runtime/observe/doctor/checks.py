@@ -12,6 +12,7 @@ from typing import Literal
 
 from runtime.contract import NodeKind, RunPlan
 from runtime.launch.room import checkpoint_bytes
+from runtime.observe.health.devices import DeviceHealth, faults_of
 from runtime.system.outcome import printable
 
 # --- Facts about a node. A CheckProblem stands for a fact that could not be determined
@@ -103,7 +104,7 @@ class HostNetwork:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """All facts. `native`: why ops do not run in C++, or ""."""
+    """All facts. `native`: why ops do not run in C++, or "". `boundary`: why user code has no boundary, or ""."""
 
     cpus: int
     devices: tuple[CudaDevice, ...] | CheckProblem
@@ -115,6 +116,8 @@ class NodeFacts:
     network: HostNetwork | CheckProblem
     links: LinkSpeeds | CheckProblem
     native: str | CheckProblem
+    boundary: str | CheckProblem
+    health: tuple[DeviceHealth, ...] | CheckProblem  # as the driver tells it; empty without a driver
 
 
 # --- checks
@@ -144,9 +147,11 @@ def check(node: NodeFacts, plan: RunPlan | None) -> list[CheckFinding]:
     ranks = kind.devices if kind else max(1, _count(node))
     checks = (
         *_devices(node, plan, kind),
+        *_health(node),
         _memory(node, plan, kind),
         _versions(node, kind),
         _native(node, kind),
+        _boundary(node, plan),
         _shared_memory(node, kind),
         _disk(node, plan),
         _files(node, plan, ranks),
@@ -211,6 +216,19 @@ def _devices(node: NodeFacts, plan: RunPlan | None, kind: NodeKind | None) -> It
         yield CheckFinding("cores", "warning", text, f"ranks share cores: a node with {kind.devices} is faster")
 
 
+def _health(node: NodeFacts) -> Iterator[CheckFinding]:
+    """Yield what the driver says about the health of devices; nothing on a node without them."""
+    if isinstance(node.health, CheckProblem):
+        yield _unknown_finding("device health", node.health)
+        return
+    faults = [(device, fault) for device in node.health for fault in faults_of(device)]
+    for device, fault in faults:
+        found = f"device {device.index}, {device.name}: {fault.found}"
+        yield CheckFinding("device health", fault.severity, found, fault.mend)
+    if node.health and not faults:
+        yield CheckFinding("device health", "ok", "memory, clocks, links and temperature are as they should be")
+
+
 def _devices_text(devices: tuple[CudaDevice, ...]) -> str:
     kinds = dict.fromkeys((device.name, device.sms, device.memory_bytes) for device in devices)
     counts = {kind: sum((d.name, d.sms, d.memory_bytes) == kind for d in devices) for kind in kinds}
@@ -271,6 +289,18 @@ def _native(node: NodeFacts, kind: NodeKind | None) -> CheckFinding:
     status: Status = "warning" if kind is None or kind.sms is None else "ok"
     reason, _, mend = node.native.partition("; ")
     return CheckFinding("ops in C++", status, f"on torch, which takes about twice as long on CPUs: {reason}", mend)
+
+
+def _boundary(node: NodeFacts, plan: RunPlan | None) -> CheckFinding:
+    if isinstance(node.boundary, CheckProblem):
+        return _unknown_finding("boundary", node.boundary)
+    if not node.boundary:
+        return CheckFinding("boundary", "ok", "Python rewards have no network, and no files but those of Python")
+    grpo = plan.train.grpo if plan else None
+    is_needed = grpo is not None and any(reward.check == "python" for reward in grpo.rewards)
+    reason, _, mend = node.boundary.partition("; ")
+    text = f"none: Python rewards have the rights of the run: {reason}"
+    return CheckFinding("boundary", "warning" if is_needed else "ok", text, mend)
 
 
 def _shared_memory(node: NodeFacts, kind: NodeKind | None) -> CheckFinding:

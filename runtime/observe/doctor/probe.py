@@ -35,7 +35,10 @@ from runtime.observe.doctor.checks import (
     NodeFacts,
     ProcessLimits,
 )
+from runtime.observe.health import nvml
+from runtime.observe.health.devices import DeviceHealth, PcieLink
 from runtime.ops.native.library import missing
+from runtime.system import boundary
 
 # --- Measuring the links of a node for a fraction of a second each: between processes, to a device, between devices
 
@@ -136,6 +139,8 @@ def look(run: Path, port: int) -> NodeFacts:
         network=_read(HostNetwork, lambda: _network(port), "network"),
         links=_read(LinkSpeeds, measure, "links"),
         native=run_with_limit(lambda: missing() or "", "C++ of the ops"),
+        boundary=run_with_limit(boundary.problem, "boundary"),
+        health=_read_health(),
     )
 
 
@@ -207,6 +212,23 @@ def _read(kind: type[Value], probe: Callable[[], Any], topic: str) -> Value | Ch
 def _devices() -> list[dict[str, Any]]:
     properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return [asdict(CudaDevice(device.name, device.multi_processor_count, device.total_memory)) for device in properties]
+
+
+def _health() -> list[dict[str, Any]]:
+    if not nvml.has_driver():
+        return []
+    with nvml.Nvml() as driver:
+        return [asdict(device.look()) for device in driver.devices()]
+
+
+def _read_health() -> tuple[DeviceHealth, ...] | CheckProblem:
+    answer = run_with_limit(_health, "device health")
+    return answer if isinstance(answer, CheckProblem) else tuple(map(_health_from_json, answer))
+
+
+def _health_from_json(fields: dict[str, Any]) -> DeviceHealth:
+    pcie = PcieLink(**fields["pcie"]) if fields["pcie"] else None
+    return DeviceHealth(**fields | {"pcie": pcie, "xids": tuple(fields["xids"])})
 
 
 def _drivers() -> Drivers:

@@ -121,6 +121,8 @@ ALERTS = (
           "{{ $labels.run }} could not save a checkpoint"),
     Alert("DscCopiesFail", "dsc_failing_copy_places > 0", "10m", "warning",
           "checkpoints of {{ $labels.run }} are not copied to {{ $value }} places"),
+    Alert("DscDeviceFault", "dsc_device_fault == 1", "0s", "warning",
+          "device {{ $labels.gpu }} of rank {{ $labels.rank }} of {{ $labels.run }}: {{ $labels.kind }}"),
     Alert("DscRestarts", "increase(dsc_restarts_total[1h]) > 3", "0s", "warning",
           "the ranks of {{ $labels.run }} were started again {{ $value }} times in an hour"),
     Alert("DscStraggler", "dsc_straggler_ratio > 1", "0s", "warning",

@@ -47,6 +47,7 @@ class RunState:
         self.window: deque[Mapping[str, Any]] = deque(maxlen=WINDOW)
         self.counts: Counter[str] = Counter()  # of events, by name
         self.stragglers: dict[int, Mapping[str, Any]] = {}  # the slow ranks at present
+        self.devices: dict[Any, Mapping[str, Any]] = {}  # the last event `device` of each rank
         # Over all counted steps, including discarded ones:
         self.spent_s: Counter[str] = Counter()  # seconds by parts
         self.trained_tokens = 0
@@ -88,6 +89,7 @@ class RunState:
             self.start, self.end = event, None
             self.window.clear()
             self.stragglers.clear()
+            self.devices.clear()
             self.forecast = read_forecast(self.run) or self.forecast
         elif name == "end":
             self.end = event
@@ -97,6 +99,8 @@ class RunState:
             self.stragglers[rank] = event
         elif name == "straggler_over":
             self.stragglers.pop(event.get("rank", -1), None)
+        elif name == "device":
+            self.devices[event.get("rank")] = event
 
     # ---- derived values
 

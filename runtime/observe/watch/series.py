@@ -75,6 +75,26 @@ def _stragglers(state: RunState) -> dict[tuple[str, ...], float]:
     }
 
 
+def _device_faults(state: RunState) -> dict[tuple[str, ...], float]:
+    """Return 1 for each kind of fault of a rank's device."""
+    return {
+        (str(rank), str(event.get("device")), str(fault["kind"])): 1.0
+        for rank, event in state.devices.items()
+        for fault in event.get("faults") or ()
+    }
+
+
+def _device_fact(name: str) -> Callable[[RunState], list[Sample]]:
+    """Return the samples of a number in the last event of each device."""
+    return _labelled_samples(
+        lambda state: {
+            (str(rank), str(event.get("device"))): float(event["facts"][name])
+            for rank, event in state.devices.items()
+            if name in (event.get("facts") or ())
+        }
+    )
+
+
 def _info(state: RunState) -> list[Sample]:
     if not (state.start or state.forecast):
         return []
@@ -156,6 +176,13 @@ SERIES: tuple[Series, ...] = (
            DEVICES, "Memory, planned", "bytes", _prediction_by_rank(lambda f: f.memory_bytes), ("pp_rank",)),
     Series("dsc_memory_capacity_bytes", "gauge", "Memory of a device of a pipeline rank.", DEVICES, "Memory capacity",
            "bytes", _prediction_by_rank(lambda f: f.capacity_bytes), ("pp_rank",)),
+    Series("dsc_device_fault", "gauge", "1 for each kind of fault of a device, as its driver tells.", DEVICES,
+           "Faults of devices", "short", _labelled_samples(_device_faults), ("rank", "gpu", "kind")),
+    Series("dsc_device_temperature_celsius", "gauge", "Temperature of a device when its faults last changed.", DEVICES,
+           "Temperature", "celsius", _device_fact("celsius"), ("rank", "gpu")),
+    Series("dsc_device_uncorrected_errors", "gauge",
+           "Uncorrected memory errors of a device when its faults last changed.", DEVICES, "Memory errors", "short",
+           _device_fact("uncorrected"), ("rank", "gpu")),
     Series("dsc_link_bytes_total", "counter",
            "Planned bytes of all steps of this start over all links of a class, by purpose, with balanced experts.",
            LINKS,

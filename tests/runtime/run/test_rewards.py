@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from compiler.emit.folder import write_build
 from compiler.pipeline import compile_spec
 from compiler.plan.read_files import load_with_files
+from runtime.system import boundary
 from tests.runtime.data.chats import CHATML, said, write_model
+from tests.runtime.data.rewards.test_scoring import NO_BOUNDARY
 from tests.runtime.processes import wait_for
 from tests.runtime.run.place import Place, bits, saved, untimed
 
@@ -141,6 +146,33 @@ def test_a_reward_that_fails_ends_the_run(place: Place, text: str, message: str)
     compiled(place, name="wrong", reward="wrong.py", devices=2, seconds=3 if "while" in text else 200)
     done = place.dsc("train", "wrong.dsc", "--out", f"wrong{len(text)}", code=1)
     assert "reward `short`: wrong.py:" in done.stderr and message in done.stderr, done.stderr
+
+
+def boundary_event(run: Path) -> dict[str, Any]:
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text("utf-8").splitlines()]
+    (found,) = [event for event in events if event["event"] == "boundary"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_run_tells_whether_functions_have_a_boundary(place: Place) -> None:
+    """Without one, it warns at the start. The same completions have the same rewards."""
+    reason = boundary.problem()
+    event = boundary_event(place.folder / "straight")
+    assert event.pop("time") and event == {"event": "boundary", "rank": 0, "is_closed": not reason, "reason": reason}
+    command = "from compiler.cli.main import main\nimport sys; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", f"{NO_BOUNDARY}\n{command}", "train", "sums.dsc", "--out", "open", "--steps", "2"],
+        cwd=place.folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "rewards: warning: your Python functions have the rights of this run: no boundary: unshare" in done.stderr
+    event = boundary_event(place.folder / "open")
+    assert not event["is_closed"] and event["reason"].startswith("unshare: Operation not permitted")
+    assert untimed(place.folder / "open")[0]["rewards"] == untimed(place.folder / "straight")[0]["rewards"]
 
 
 def test_a_step_is_trained_again(place: Place) -> None:

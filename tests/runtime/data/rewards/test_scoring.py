@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from runtime.data.rewards import scoring, worker
 from runtime.data.rewards.scoring import Case, RewardError, Rewards
 from runtime.system.limited import DeadError, FaultError, LimitedProcess
 from tests.progress import PATIENCE_S
-from tests.runtime.processes import is_gone, wait_for
+from tests.runtime.processes import wait_for
 
 CASES = [Case("1 + 1 =", "\\boxed{2}", {"answer": "2", "level": 1}), Case("2 + 2 =", "5", {"answer": 4, "tags": ["a"]})]
 LENGTHS = "def reward(prompts, completions, **columns):\n    return [len(each) for each in completions]\n"
@@ -141,8 +142,12 @@ def test_limits_cannot_be_raised_and_the_parent_has_a_clean_environment(monkeypa
     text = """
 import os, resource
 def reward(completions, **_):
-    with open(f"/proc/{os.getppid()}/environ", "rb") as file:
-        return [*resource.getrlimit(resource.RLIMIT_DATA), b"SECRET_KEY" in file.read()]
+    try:
+        with open(f"/proc/{os.getppid()}/environ", "rb") as file:
+            has_key = b"SECRET_KEY" in file.read()
+    except PermissionError:
+        has_key = False
+    return [*resource.getrlimit(resource.RLIMIT_DATA), has_key]
 """
     with started(text) as rewards:
         assert rewards.score([CASES[0]] * 3)[:, 0].tolist() == [scoring.DATA_BYTES, scoring.DATA_BYTES, 0]
@@ -165,10 +170,11 @@ def test_rewards_are_computed_at_the_same_time(tmp_path: Path) -> None:
     """The first rewards cannot answer before the last ones are called: opening a pipe waits for the other end."""
     text = "def reward(completions, **_):\n    open({!r}, {!r}).close()\n    return [1] * len(completions)"
     files = {}
-    for index in range(3):
-        os.mkfifo(tmp_path / f"pipe{index}")
-        files[f"r{index}"] = text.format(str(tmp_path / f"pipe{index}"), "r")
-    files |= {f"r{5 - index}": text.format(str(tmp_path / f"pipe{index}"), "w") for index in reversed(range(3))}
+    for name, index, mode in [*((f"r{i}", i, "r") for i in range(3)), *((f"r{5 - i}", i, "w") for i in (2, 1, 0))]:
+        if mode == "r":
+            os.mkfifo(tmp_path / f"pipe{index}")
+        files[name] = tmp_path / f"{name}.py"
+        files[name].write_text(text.format(f"pipe{index}", mode), "utf-8")
     with Rewards(tuple(map(function, files)), files) as rewards:
         assert (rewards.score(CASES) == 1).all()
 
@@ -305,27 +311,59 @@ def test_a_row_without_an_answer_is_refused_by_exact() -> None:
 # ---------------------------------------------------------------- the end
 
 
-def all_end(pids: Iterable[int]) -> None:
-    for pid in pids:
-        wait_for(lambda pid=pid: is_gone(pid), f"the end of process {pid}")  # type: ignore[misc]
-
+# A boundary is the rule; without one, a process outside has to find those that left their session and their parent.
+NO_BOUNDARY = "from runtime.system import kernel; kernel.drop_capabilities(); kernel.refuse_calls()"
+IN = pytest.mark.parametrize("first", ["", NO_BOUNDARY], ids=["behind a boundary", "without one"])
 
 # One process in the session of the function, and one that left the session and its parent.
 STARTS = """
 import os, subprocess
-AWAY = "import os, subprocess; print(subprocess.Popen(['sleep', '600'], stdout=2, start_new_session=True).pid)"
+AWAY = "import subprocess; subprocess.Popen(['sleep', 'SECONDS'], stdout=2, start_new_session=True)"
 def reward(completions, **_):
-    away = int(subprocess.run(["python3", "-c", AWAY], stdout=subprocess.PIPE, check=True).stdout)
-    return [os.getpid(), subprocess.Popen(["sleep", "600"]).pid, away][: len(completions)]
+    subprocess.run(["python3", "-c", AWAY], check=True)
+    subprocess.Popen(["sleep", "SECONDS"])
+    return [1, 2]
 """
 
 
-def test_processes_started_by_a_function_end_with_it() -> None:
-    with started(STARTS) as rewards:
-        pids = [int(pid) for pid in rewards.score([*CASES, CASES[0]])[:, 0]]
-        assert not any(map(is_gone, pids))
-    all_end(pids)
-    rewards.close()  # once more
+def marked() -> tuple[str, str]:
+    """Return STARTS with a number of seconds that no other process has, and the number."""
+    seconds = f"600.{os.getpid()}{time.monotonic_ns()}"
+    return STARTS.replace("SECONDS", seconds), seconds
+
+
+def sleeping(seconds: str) -> list[int]:
+    """Return the processes of `sleep` with this argument, as this process sees them."""
+    pids = []
+    for folder in Path("/proc").glob("[1-9]*"):
+        with suppress(OSError):
+            if (folder / "cmdline").read_bytes() == f"sleep\0{seconds}\0".encode():
+                pids.append(int(folder.name))
+    return pids
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ)
+
+
+def all_end(seconds: str) -> None:
+    wait_for(lambda: not sleeping(seconds), "the end of the processes that a reward has started")
+
+
+@IN
+def test_processes_started_by_a_function_end_with_it(first: str) -> None:
+    text, seconds = marked()
+    code = f"""
+{first}
+from tests.runtime.data.rewards.test_scoring import CASES, sleeping, started
+with started({text!r}) as rewards:
+    rewards.score(CASES)
+    assert len(sleeping({seconds!r})) == 2
+rewards.close()  # once more
+"""
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+    all_end(seconds)
 
 
 def test_a_process_that_has_ended_leaves_no_open_files() -> None:
@@ -336,27 +374,38 @@ def test_a_process_that_has_ended_leaves_no_open_files() -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_reward_processes_end_if_the_trainer_is_killed() -> None:
+@IN
+def test_reward_processes_end_if_the_trainer_is_killed(first: str) -> None:
+    text, seconds = marked()
     code = f"""
+{first}
 import os
-from tests.runtime.data.rewards.test_scoring import CASES, started
-with started({STARTS!r}) as rewards:
-    print(*map(int, rewards.score([*CASES, CASES[0]])[:, 0]), flush=True)
+from tests.runtime.data.rewards.test_scoring import CASES, sleeping, started
+with started({text!r}) as rewards:
+    rewards.score(CASES)
+    print(len(sleeping({seconds!r})), flush=True)
     os.kill(os.getpid(), 9)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ)
-    assert done.returncode == -9, done.stderr
-    all_end(map(int, done.stdout.split()))
+    done = python(code)
+    assert (done.returncode, done.stdout) == (-9, "2\n"), done.stderr
+    all_end(seconds)
 
 
-@pytest.mark.parametrize("last", ["os._exit(3)", "os.kill(os.getpid(), 9)", "raise ValueError"])
-def test_processes_started_by_a_function_end_if_it_crashes(last: str, tmp_path: Path) -> None:
-    text = STARTS.replace(
-        "return [os.getpid(), ", f"open({str(tmp_path / 'pids')!r}, 'w').write(f'{{away}}'); {last}; ["
-    )
-    message = refusal(text)
-    assert "was killed by SIGKILL" in message or "ended with code 3" in message or "ValueError" in message
-    all_end([int((tmp_path / "pids").read_text())])
+@IN
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [
+        ("os._exit(3)", "ended with code 3"),
+        ("os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
+        ("raise ValueError", "ValueError"),
+    ],
+)
+def test_processes_started_by_a_function_end_if_it_crashes(last: str, said: str, first: str) -> None:
+    text, seconds = marked()
+    text = text.replace("return [1, 2]", last)
+    done = python(f"{first}\nfrom tests.runtime.data.rewards.test_scoring import refusal\nprint(refusal({text!r}))")
+    assert said in done.stdout, done.stdout + done.stderr
+    all_end(seconds)
 
 
 def test_the_function_of_the_documentation_scores() -> None:

@@ -16,6 +16,7 @@ from runtime.observe.doctor.checks import (
     NodeFacts,
     ProcessLimits,
 )
+from runtime.observe.health.devices import DeviceHealth
 
 GIB = 2**30
 H100 = CudaDevice("NVIDIA H100 80GB HBM3", 132, 80 * GIB)
@@ -30,12 +31,15 @@ CPUS = NodeFacts(
     network=HostNetwork("first", "10.0.0.1", 29400, ""),
     links=LinkSpeeds(5e9),
     native="",
+    boundary="",
+    health=(),
 )
 GPUS = replace(
     CPUS,
     devices=(H100,) * 8,
     drivers=Drivers("2.13.0", "3.9.0", "13.0", "580.65", "2.28.3"),
     links=LinkSpeeds(5e9, 5e10, 4e11, 3e11),
+    health=tuple(DeviceHealth(index, H100.name, uncorrected=0, celsius=60, max_celsius=87) for index in range(8)),
 )
 
 

@@ -44,7 +44,7 @@ def wrong(node: NodeFacts, plan: RunPlan | None) -> list[CheckFinding]:
 def test_a_good_node_has_no_faults(plan: RunPlan) -> None:
     assert wrong(CPUS, None) == wrong(CPUS, plan) == wrong(GPUS, None) == wrong(GPUS, on_gpus(plan)) == []
     names = [finding.name for finding in check(GPUS, on_gpus(plan))]
-    assert len(names) == len({*names}) == 11
+    assert len(names) == len({*names}) == 13
 
 
 def test_the_build_states_its_cluster(plan: RunPlan) -> None:
