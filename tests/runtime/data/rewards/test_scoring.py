@@ -346,6 +346,11 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ)
 
 
+def both_run(seconds: str) -> None:
+    """Wait for the two processes: one of them may not have executed `sleep` yet when the function returns."""
+    wait_for(lambda: len(sleeping(seconds)) == 2, "the processes that a reward has started")
+
+
 def all_end(seconds: str) -> None:
     wait_for(lambda: not sleeping(seconds), "the end of the processes that a reward has started")
 
@@ -355,10 +360,10 @@ def test_processes_started_by_a_function_end_with_it(first: str) -> None:
     text, seconds = marked()
     code = f"""
 {first}
-from tests.runtime.data.rewards.test_scoring import CASES, sleeping, started
+from tests.runtime.data.rewards.test_scoring import CASES, both_run, started
 with started({text!r}) as rewards:
     rewards.score(CASES)
-    assert len(sleeping({seconds!r})) == 2
+    both_run({seconds!r})
 rewards.close()  # once more
 """
     done = python(code)
@@ -380,14 +385,15 @@ def test_reward_processes_end_if_the_trainer_is_killed(first: str) -> None:
     code = f"""
 {first}
 import os
-from tests.runtime.data.rewards.test_scoring import CASES, sleeping, started
+from tests.runtime.data.rewards.test_scoring import CASES, both_run, started
 with started({text!r}) as rewards:
     rewards.score(CASES)
-    print(len(sleeping({seconds!r})), flush=True)
+    both_run({seconds!r})
+    print("both run", flush=True)
     os.kill(os.getpid(), 9)
 """
     done = python(code)
-    assert (done.returncode, done.stdout) == (-9, "2\n"), done.stderr
+    assert (done.returncode, done.stdout) == (-9, "both run\n"), done.stderr
     all_end(seconds)
 
 
