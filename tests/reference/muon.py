@@ -1,7 +1,7 @@
 """Muon by hand, used with the AdamW of training.py: Jordan et al., 2024, as in Moonlight (arXiv 2502.16982, §2.2).
 
-Matrices are found by the names and sizes of the model, as in published weights: queries,
-keys and values separately, gate and up separately, each expert separately. Embedding, head and vectors use AdamW.
+Matrices are found by the names and sizes of the model: queries, keys, values and gates of outputs separately, gate and
+up separately, each expert separately. Embedding, head and vectors use AdamW.
 """
 
 from __future__ import annotations
@@ -93,5 +93,7 @@ def rows_of(config: Config, name: str, matrices: Mapping[str, Tensor]) -> list[i
             keys = attention.key_heads * attention.key_dim
             return [keys, keys, attention.heads * attention.value_dim]
         assert isinstance(attention, Gqa)
-        return [heads * attention.head_dim for heads in (attention.heads, attention.kv_heads, attention.kv_heads)]
+        heads = (attention.heads, attention.kv_heads, attention.kv_heads)
+        gates = (attention.heads,) if attention.output_gate else ()
+        return [number * attention.head_dim for number in (*heads, *gates)]
     return [len(matrices[name])]
