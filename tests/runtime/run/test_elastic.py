@@ -22,14 +22,18 @@ SOON = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
 TORCHRUN = ("--nnodes", "1:2", "--max-restarts", "9", "--rdzv-conf", SOON)
 
 
-@pytest.fixture(scope="module")
-def place(new_place: Callable[[], Place]) -> Place:
-    """A build for two nodes with two ranks each that saves every 20 steps."""
-    place = new_place()
+def build_for_two_nodes(place: Place) -> None:
+    """Write a build for two nodes with two ranks each that saves every 20 steps."""
     spec = place.write(FOUR_RANKS | {"devices": 2, "precision": "fp64", "batch": 16})
     text = spec.read_text("utf-8").replace("cluster here { nodes = 1", "cluster here { nodes = 2")
     spec.write_text(text.replace("every = 3 steps", "every = 20 steps").replace("keep = 100", "keep = 2"), "utf-8")
     write_build(place.folder / "build" / "tiny", compile_spec(load(spec), segments=place.segments).files)
+
+
+@pytest.fixture(scope="module")
+def place(new_place: Callable[[], Place]) -> Place:
+    place = new_place()
+    build_for_two_nodes(place)
     return place
 
 

@@ -14,15 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from compiler.emit.folder import write_build
-from compiler.pipeline import compile_spec
-from dsl.load import load
 from runtime.launch import fork_server
 from tests.progress import children
 from tests.runtime.processes import wait_for
 from tests.runtime.run.machines import Machines, machines, why_not
-from tests.runtime.run.place import FOUR_RANKS, Place, rows, saved
-from tests.runtime.run.test_elastic import starts
+from tests.runtime.run.place import Place, rows, saved
+from tests.runtime.run.test_elastic import build_for_two_nodes, starts
 
 REASON = why_not()
 pytestmark = pytest.mark.skipif(bool(REASON), reason=f"this host allows no namespaces: {REASON}")
@@ -32,10 +29,7 @@ pytestmark = pytest.mark.skipif(bool(REASON), reason=f"this host allows no names
 def place(new_place: Callable[[], Place]) -> Place:
     """A build for two nodes with two ranks each that saves every 20 steps, and the script of its nodes."""
     place = new_place()
-    spec = place.write(FOUR_RANKS | {"devices": 2, "precision": "fp64", "batch": 16})
-    text = spec.read_text("utf-8").replace("cluster here { nodes = 1", "cluster here { nodes = 2")
-    spec.write_text(text.replace("every = 3 steps", "every = 20 steps").replace("keep = 100", "keep = 2"), "utf-8")
-    write_build(place.folder / "build" / "tiny", compile_spec(load(spec), segments=place.segments).files)
+    build_for_two_nodes(place)
     words = ("--build-path", "/mnt/own/build", "--run-folder", "/mnt/shared/run", "--data", "/mnt/shared")
     words += ("--elastic", "1", "--gather", "60")
     place.dsc("launch", "torchrun", "build/tiny", "--out", "files", "--steps", 10**6, *words)
