@@ -4,9 +4,9 @@ torchrun starts new processes whenever a machine leaves or returns. Each is a cl
 environment and streams to the server, which forks a rank with them. So torch is imported once, and the server's pages
 are shared by its ranks. The client passes signals on, and ends as its rank ends.
 
-The first client starts the server, which ends with its torchrun. They find each other by an abstract Unix socket that
-has the name of the torchrun process; both check that the other belongs to the same user. If there is no server, the
-client trains in its own process.
+A client starts the server if there is none, and the server ends with its torchrun. They find each other by an abstract
+Unix socket that has the name of the torchrun process; both check that the other belongs to the same user. If no server
+can be started, the client trains in its own process.
 """
 
 from __future__ import annotations

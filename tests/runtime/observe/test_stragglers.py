@@ -102,7 +102,7 @@ def test_a_pipeline_without_replicas_shows_changes_alone() -> None:
 
 
 def loaded(rows: Iterable[list[RankSeconds]], rank: int, load: float) -> Iterable[list[RankSeconds]]:
-    """The same rows, if the experts of a rank get `load` times the rows of others, and all its time is theirs."""
+    """Return the rows for ranks whose experts get `load` times the rows of others, and take all their time."""
     for row in rows:
         works = [replace(work, expert_rows=1000) for work in row]
         more_s = (load - 1) * works[rank].compute_s

@@ -124,7 +124,7 @@ def test_the_run_goes_on_without_the_device_of_a_slow_rank(runs: StragglerRuns) 
 
 
 def test_a_device_stays_if_no_smaller_plan_is_faster(runs: StragglerRuns) -> None:
-    """Of four devices two would be left, at half the speed. The run goes on from the saved step with all of them."""
+    """Two of four devices would be left, and the run would be slower. It goes on with all four from the saved step."""
     settings = dict(TWO, devices=4, more=EXCLUDE)
     options = {"restarts": 1, "elastic": True, "steps": 30}
     run = runs.train(settings, "four", slowed({2: 1.6}, 4), **options)
